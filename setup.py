@@ -18,6 +18,8 @@ HOT = [
     "kvitto/base/clock.py",
     "kvitto/wire/buf.py",
     "kvitto/wire/check.py",
+    "kvitto/wire/fields.py",
+    "kvitto/wire/field_writer.py",
     "kvitto/wire/message_key.py",
     "kvitto/store/batch.py",
     "kvitto/store/settlements.py",
@@ -41,6 +43,7 @@ HOT = [
     "kvitto/broker/queues/work_queue.py",
     "kvitto/broker/queues/key_table.py",
     "kvitto/broker/queues/deduplicating.py",
+    "kvitto/broker/routing/canonical.py",
     "kvitto/broker/routing/route.py",
     "kvitto/broker/turning.py",
     "kvitto/protocol/driver.py",
@@ -93,10 +96,12 @@ DIRECTIVES = {
 CHECKS = {"boundscheck": True, "wraparound": True, "initializedcheck": True, "nonecheck": True}
 FLAGS = [
     "-O3",
+    "-g0",  # Python asks for debugging information, which is a third of the compiler's time
     # Joined loads of arguments that the caller has just stored one by one wait for those stores: 10 % of a flood's CPU.
     "-fno-tree-slp-vectorize",
     "-Wno-sign-compare",  # Cython compares its loop counters with what the .pxd declares
 ]
+COMPILERS_MAX = 8
 REQUIRED = bool(os.environ.get("KVITTO_REQUIRE_COMPILED"))
 """Set where an interpreted result would be a failure: `make build`, wheels for release."""
 
@@ -138,6 +143,13 @@ def refuse_free_threading() -> None:
 
 class BuildOrInterpret(build_ext):
     """Build all extensions, or report why not and leave none behind."""
+
+    def finalize_options(self) -> None:
+        """Compile with several cores, unless somebody says with how many. Each compiler needs up to 350 MB."""
+        super().finalize_options()
+        if self.parallel is None:
+            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            self.parallel = min(cores, COMPILERS_MAX)
 
     def run(self) -> None:
         """Compile into the build directory; never beside the sources, where an edit would leave them stale."""

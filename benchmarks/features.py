@@ -10,10 +10,12 @@ for a message, so a row is to be compared with the one above it that is said to 
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from kvitto.torture.nodes import Kvitto
 VALUES = 1000
 BODY = bytes(100)
 NAME = "measured"
+NUMBERS = itertools.count(1_000_000_000)
 
 
 def plain(exchange: str, count: int) -> Iterator[Message]:
@@ -45,6 +48,12 @@ def with_header(exchange: str, count: int) -> Iterator[Message]:
 
 def new_keys(exchange: str, count: int) -> Iterator[Message]:
     for i in range(count):
+        yield Message(BODY, "key", exchange=exchange, headers={"h": str(i)})
+
+
+def fresh_keys(exchange: str, count: int) -> Iterator[Message]:
+    """Messages of which none has a key that another row or run has sent."""
+    for i in islice(NUMBERS, count):
         yield Message(BODY, "key", exchange=exchange, headers={"h": str(i)})
 
 
@@ -101,6 +110,13 @@ CASES = (
     Case("the same, 1,000 keys: each new one replaces another", new_keys, queue={**SEEN, "x-cache-size": 1000}),
     Case("the same, duplicates only", with_header, queue={**SEEN, "x-cache-size": 10_000}),
     Case("`fanout`, consumed", one_key, consumed={}),
+    Case("`fanout`, each message with another header, consumed", fresh_keys, consumed={}),
+    Case(
+        "the same, the exchange with `x-message-deduplication`, 1,000,000 keys",
+        fresh_keys,
+        arguments={**SEEN, "x-cache-size": 1_000_000},
+        consumed={},
+    ),
     Case(
         "`x-delayed-message`, `x-delay` of 1 ms, consumed",
         delayed,

@@ -82,7 +82,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 class Probe(threading.Thread):
-    """Round trips on connections of its own, for as long as the block lasts."""
+    """Round trips on connections of its own, for as long as the block lasts, and one at least."""
 
     def __init__(self, uri: str, phase: Phase, confirms: bool) -> None:
         super().__init__(daemon=True)
@@ -97,7 +97,7 @@ class Probe(threading.Thread):
             with Connection(self.uri) as asks, Connection(self.uri) as publishes:
                 asking, publishing = asks.channel(), publishes.channel()
                 publishing.confirm_select()
-                while not self.stopping.wait(PAUSE_S):
+                while True:
                     began = time.perf_counter()
                     asking.queue_declare(PROBED, passive=True)
                     self.phase.declares.append((time.perf_counter() - began) * 1000)
@@ -107,6 +107,8 @@ class Probe(threading.Thread):
                         publishing.wait_for_confirms(BLOCKED_S)
                         if publishes.blocked is None:  # else it has waited for the watermark, not for the others
                             self.phase.confirms.append((time.perf_counter() - began) * 1000)
+                    if self.stopping.wait(PAUSE_S):
+                        break
         except Exception as error:  # noqa: BLE001 - handed to the one who measures
             self.failure = error
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
 from base64 import b64encode
+from contextlib import suppress
 from typing import Any
 
 from benchmarks.overload import connect
@@ -62,6 +64,26 @@ def post_definitions(site: Site) -> Steps:
         assert status == expected, text[:200]
 
 
+@row("GET of exchanges, bindings and definitions with 90,000 exchanges, also sorted and one page of them")
+def get_exchanges(site: Site) -> Steps:
+    peer = site.peer()
+    names = [f"get_exchanges.{number * 7919 % 90_001}" for number in range(site.count(90_000))]
+    peer.all((m.ExchangeDeclare(name, "fanout", durable=False) for name in names), m.ExchangeDeclareOk)
+    yield
+    for path in (
+        "exchanges",
+        "exchanges?sort=name&sort_reverse=true",
+        "exchanges?page=1&page_size=100",
+        "exchanges?page=1&page_size=100&name=9&sort=type",
+        "exchanges/%2f",
+        "bindings",
+        "definitions",
+        "overview",
+        "vhosts",
+    ):
+        assert site.http("GET", path)[0] == 200
+
+
 @row("GET /api/definitions with 100,000 bindings")
 def get_definitions(site: Site) -> Steps:
     bound(site, "get_definitions")
@@ -87,6 +109,26 @@ def nested(site: Site) -> Steps:
     yield
     site.http("POST", "exchanges/%2f/amq.default/publish", body)
     site.http("POST", "exchanges/%2f/amq.default/publish", wide)
+
+
+@row("HTTP heads and trailers of 16,000 empty headers, and 400 requests in one packet")
+def http_heads(site: Site) -> Steps:
+    lines, requests = site.count(16_000), site.count(400)
+    many = b"a:\r\n" * lines + b"\r\n"
+    auth = b"Authorization: Basic " + b64encode(b"guest:guest") + b"\r\n"
+    chunked = b"PUT /api/vhosts/http_heads HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n"
+    attacks = (
+        b"GET /healthz HTTP/1.1\r\nHost: x\r\n" + many,
+        chunked + auth + b"\r\n2\r\n{}\r\n0\r\n" + many,
+        b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n" * requests,
+    )
+    yield
+    for attack in attacks * 5:
+        with socket.create_connection(("127.0.0.1", site.http_port), timeout=30) as sock, suppress(OSError):
+            sock.sendall(attack)
+            sock.shutdown(socket.SHUT_WR)
+            while sock.recv(1 << 20):
+                pass
 
 
 @row("POST get of 10,000 messages")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
 from benchmarks.stalls.peer import message
@@ -51,6 +53,40 @@ def binding_churn(site: Site) -> Steps:
     for source, to in pairs[: site.count(2000)]:
         peer.say(m.ExchangeUnbind(to, source), m.ExchangeBind(to, source))
     peer.wait(m.ExchangeBindOk, site.count(2000))
+
+
+@row("tables of 128 KiB are headers that are compared and hashed, and arguments of bindings")
+def large_tables(site: Site) -> Steps:
+    """Each of the worst kinds: a value in each byte, objects that cost most to make, and names in no order."""
+    size = site.count(130_000)
+    names = [f"{number * 7919 % 1_000_003:x}" for number in range(size // 8)]
+    tables: list[Any] = [
+        [None] * size,
+        [True] * (size // 2),
+        [Decimal("-1.5")] * (size // 6),
+        [datetime(2020, 2, 2, tzinfo=UTC)] * (size // 9),
+        [{}] * (size // 5),
+        [b"\xff"] * (size // 6),
+        dict.fromkeys(names),
+    ]
+    peer = site.peer()
+    peer.queues([f"large_tables.{number}" for number in range(3)], durable=False)
+    peer.ask(m.ExchangeDeclare("large_tables.headers", "headers"), m.ExchangeDeclareOk)
+    by_header = m.ExchangeDeclare("large_tables.hash", "x-consistent-hash", arguments={"hash-header": "h"})
+    peer.ask(by_header, m.ExchangeDeclareOk)
+    binds = [m.QueueBind(f"large_tables.{number}", "large_tables.hash", "1") for number in range(3)]
+    peer.all(binds, m.QueueBindOk)
+    published = [
+        message(b"", "", exchange, headers={"h": table})
+        for table in tables
+        for exchange in ("large_tables.headers", "large_tables.hash")
+    ]
+    binds = [m.QueueBind("large_tables.0", "large_tables.headers", arguments={"h": table}) for table in tables]
+    yield
+    peer.all(binds, m.QueueBindOk)
+    for _ in range(5):
+        peer.send(b"".join(published))
+    peer.ask(m.QueueBind("large_tables.0", "large_tables.hash", "1"), m.QueueBindOk)
 
 
 @row("a page of publishes to a headers exchange with 900 bindings of 1,000 arguments each")
@@ -145,6 +181,18 @@ def policy(site: Site) -> Steps:
     assert site.http("DELETE", "policies/%2f/stalls")[0] == 204
 
 
+@row("a policy with delays comes and goes over 3,000 exchanges, and once more")
+def delays_by_policy(site: Site) -> Steps:
+    peer = site.peer()
+    names = [f"delays_by_policy.{number}" for number in range(site.count(3000))]
+    peer.all((m.ExchangeDeclare(name, "fanout", durable=True) for name in names), m.ExchangeDeclareOk)
+    yield
+    body = {"pattern": "^delays_by_policy", "definition": {"delayed-message": True}, "apply-to": "exchanges"}
+    for _ in range(2):
+        assert site.http("PUT", "policies/%2f/delays_by_policy", body)[0] in (201, 204)
+        assert site.http("DELETE", "policies/%2f/delays_by_policy")[0] == 204
+
+
 @row("an administrator's permission and policy with a regular expression that doubles per letter")
 def expressions(site: Site) -> Steps:
     peer = site.peer()
@@ -153,3 +201,89 @@ def expressions(site: Site) -> Steps:
     body = {"pattern": "^(a+)+$", "definition": {"max-length": 10}, "apply-to": "queues"}
     site.http("PUT", "policies/%2f/expressions", body)
     site.http("DELETE", "policies/%2f/expressions")
+
+
+@row("one message each for 3,000 queues that have no files yet, in one write, twice")
+def first_messages(site: Site) -> Steps:
+    peer = site.peer()
+    names = [f"first_messages.{number}" for number in range(site.count(3000))]
+    peer.all((m.QueueDeclare(name, durable=True) for name in names), m.QueueDeclareOk)
+    peer.ask(m.ConfirmSelect(), m.ConfirmSelectOk)
+    page = b"".join(message(b"x", name) for name in names)
+    yield
+    peer.send(page * 2)
+    site.watch()
+    site.wait(lambda: all(peer.ready(name) == 2 for name in names[:: max(len(names) // 10, 1)]), "the messages")
+
+
+@row("one delayed message each for 3,000 exchanges, in one write, all due at once")
+def first_delays(site: Site) -> Steps:
+    peer = site.peer()
+    names = [f"first_delays.{number}" for number in range(site.count(3000))]
+    delays: dict[str, Any] = {"x-delayed-type": "fanout"}
+    declared = (m.ExchangeDeclare(name, "x-delayed-message", durable=True, arguments=delays) for name in names)
+    peer.all(declared, m.ExchangeDeclareOk)
+    yield
+    peer.send(b"".join(message(b"x", "", name, headers={"x-delay": 1000}) for name in names))
+    site.watch()
+
+
+@row("20 queues are bound to an x-recent-history exchange with a message of 30 MiB")
+def histories(site: Site) -> Steps:
+    peer = site.peer()
+    peer.ask(m.ExchangeDeclare("histories", "x-recent-history"), m.ExchangeDeclareOk)
+    names = [f"histories.{number}" for number in range(20)]
+    peer.queues(names)
+    peer.ask(m.ConfirmSelect(), m.ConfirmSelectOk)
+    peer.send(message(bytes(site.count(30 << 20)), "", "histories"))
+    peer.settled(1)
+    yield
+    peer.all((m.QueueBind(name, "histories") for name in names), m.QueueBindOk)
+    site.wait(lambda: all(peer.ready(name) == 1 for name in names), "the histories")
+
+
+@row("100,000 messages with a time to live, each with a key of its own, pass an exchange that deduplicates")
+def passages(site: Site) -> Steps:
+    peer, count = site.peer(), site.count(100_000)
+    arguments: dict[str, Any] = {"x-message-deduplication": True, "x-cache-size": 1_000_000}
+    peer.queue("passages")
+    peer.ask(m.ExchangeDeclare("passages", "fanout", durable=True, arguments=arguments), m.ExchangeDeclareOk)
+    peer.ask(m.QueueBind("passages", "passages"), m.QueueBindOk)
+    page = b"".join(
+        message(b"x", f"{n}", "passages", headers={"x-deduplication-header": n}, expiration="3600000")
+        for n in range(count)
+    )
+    yield
+    peer.send(page)
+    site.wait(lambda: peer.ready("passages") == count, "the messages")
+
+
+@row("messages of 100 KB pass an exchange that deduplicates to 2,000 queues")
+def wide_passage(site: Site) -> Steps:
+    peer = site.peer()
+    names = [f"wide_passage.{number}" for number in range(site.count(2000))]
+    arguments: dict[str, Any] = {"x-message-deduplication": True}
+    peer.queues(names)
+    peer.ask(m.ExchangeDeclare("wide_passage", "fanout", durable=True, arguments=arguments), m.ExchangeDeclareOk)
+    peer.all((m.QueueBind(name, "wide_passage") for name in names), m.QueueBindOk)
+    yield
+    for n in range(3):
+        peer.send(message(bytes(100_000), "", "wide_passage", headers={"x-deduplication-header": n}))
+    site.wait(lambda: all(peer.ready(name) == 3 for name in names[:: max(len(names) // 10, 1)]), "the messages")
+
+
+@row("a destination is bound to an x-modulus-hash exchange with 50,000 others, and unbound, with publishes between")
+def modulus_hash_churn(site: Site) -> Steps:
+    peer = site.peer()
+    names = [f"modulus_hash_churn.{number}" for number in range(site.count(50_000))]
+    peer.ask(m.ExchangeDeclare("modulus_hash_churn", "x-modulus-hash"), m.ExchangeDeclareOk)
+    peer.all((m.ExchangeDeclare(name, "fanout") for name in names), m.ExchangeDeclareOk)
+    peer.all((m.ExchangeBind(name, "modulus_hash_churn") for name in names[1:]), m.ExchangeBindOk)
+    publish = message(b"x", "key", "modulus_hash_churn")
+    yield
+    for _ in range(site.count(300)):
+        peer.say(m.ExchangeBind(names[0], "modulus_hash_churn"))
+        peer.send(publish)
+        peer.say(m.ExchangeUnbind(names[0], "modulus_hash_churn"))
+        peer.send(publish)
+    peer.wait(m.ExchangeUnbindOk, site.count(300))

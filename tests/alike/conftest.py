@@ -25,11 +25,13 @@ PLUGINS = (
     "rabbitmq_random_exchange",
     "rabbitmq_recent_history_exchange",
     "rabbitmq_sharding",  # has x-modulus-hash
+    "rabbitmq_shovel",
+    "rabbitmq_shovel_management",
 )
 
 
 class Managed(RabbitMQ):
-    """With the management plugin and the exchange types that are plugins."""
+    """With the management plugin, shovels, and the exchange types that are plugins."""
 
     def __init__(self, place: Path) -> None:
         super().__init__(place)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kvitto.base.errors import ChannelError
+from kvitto.broker.queues import first_writes
 from kvitto.broker.queues.deduplicating import FORGOTTEN_PER_TURN, DeduplicatingQueue
 from kvitto.format.entry import DEAD
 from kvitto.store import log
@@ -357,6 +358,82 @@ def test_a_record_relies_only_on_what_is_durable(harness: BrokerHarness, monkeyp
         assert put(harness, "a", name=name) == 0
         harness.delete("source")
         harness.settle_down()
+
+
+def test_nothing_is_delivered_before_it_may_be_written(harness: BrokerHarness) -> None:
+    """A9: a batch waited until the message on which a dropped letter relies was durable, and was delivered meanwhile.
+
+    A kill in between brought its messages back without a flag.
+    """
+    harness.declare("late", x_dead_letter_exchange="none", **DEDUPLICATION)
+    harness.declare("source", x_dead_letter_exchange="", x_dead_letter_routing_key="late")
+    put(harness, "a", b"letter", "source")
+    harness.settle_down()
+    harness.queue("source").reject(harness.take("source")[0].offset, 1)
+    harness.turn()
+    put(harness, "a", b"plain", "late")
+    harness.turn()
+    while not dedup(harness, "late").duplicates:
+        harness.sync(everything=False)
+    put(harness, "b", b"new", "late")
+    assert harness.take("late") == []
+    harness.turn()
+    assert harness.take("late") == []
+    harness.settle_down()
+    assert [delivery.body for delivery in harness.take("late")] == [b"plain", b"new"]
+    harness.turn()
+    harness.kill()
+    harness.settle_down()
+    assert [(delivery.body, delivery.redelivered) for delivery in harness.take("late")] == [
+        (b"plain", True),
+        (b"new", True),
+    ]
+
+
+def rejected(harness: BrokerHarness) -> None:
+    """A dead letter with the key "a" is about to come to the queue "late"; its record is durable and not applied yet."""
+    harness.declare("late", x_dead_letter_exchange="none", **DEDUPLICATION)
+    harness.declare("source", x_dead_letter_exchange="", x_dead_letter_routing_key="late")
+    put(harness, "a", b"letter", "source")
+    harness.settle_down()
+    harness.queue("source").reject(harness.take("source")[0].offset, 1)
+    harness.turn()
+    while not harness.broker.records.due:
+        harness.broker.sync_files()
+
+
+def test_deliveries_go_on_when_the_message_that_a_letter_relies_on_is_written_later(harness: BrokerHarness) -> None:
+    """The sync that was asked for when the letter was dropped did not have that message, and nobody asked for another one."""
+    rejected(harness)
+    put(harness, "a", bytes(3_000_000), "late")
+    harness.queue("late")._close_tail()  # as a large body does
+    sizes: list[int] = []
+    for _ in range(30):
+        harness.turn()
+        harness.broker.sync_files()
+        sizes += [len(delivery.body) for delivery in harness.take("late")]  # it is checked in pieces first
+    assert dedup(harness, "late").duplicates == 1 and sizes == [3_000_000]
+
+
+def test_deliveries_go_on_behind_a_first_write_that_has_waited(
+    harness: BrokerHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(first_writes, "NEW_FILES_PER_COMMIT", 1)
+    rejected(harness)
+    due = list(harness.broker.records.due)
+    harness.broker.records.due.clear()
+    harness.declare("other")
+    harness.publish("other", b"takes the room for one file")
+    put(harness, "a", b"plain", "late")
+    harness.broker.turn(10_000)
+    assert harness.queue("late").waits_for_file
+    harness.broker.records.due.extend(due)
+    for _ in range(5):
+        harness.broker.turn(10_000)
+        harness.broker.sync_files()
+    assert dedup(harness, "late").duplicates == 1
+    harness.broker.turn(10_000)
+    assert [delivery.body for delivery in harness.take("late")] == [b"plain"]
 
 
 def test_all_queues_together_forget_a_limited_number_of_keys_in_one_turn() -> None:

@@ -12,6 +12,7 @@ import pytest
 from kvitto.base import limits
 from kvitto.broker.administration.definitions.document import Document, Malformed
 from kvitto.broker.administration.definitions.plan import KINDS, Plan
+from kvitto.broker.administration.definitions.world import Keys
 from kvitto.broker.administration.policies import policy
 from kvitto.broker.vhost import POLICY
 from tests.support.definitions import bound, everything, imported, planned, refused, salted
@@ -462,3 +463,31 @@ def test_an_existing_policy_is_replaced_in_place_and_applied_to_existing_queues(
     }
     assert not imported(harness.broker, {"policies": [item]}).refused
     assert queue.settings.max_length == 2
+
+
+def test_keys_of_a_large_document_are_spread_over_small_sets() -> None:
+    """A set that grows moves all its keys in one step, which held the loop for milliseconds."""
+    keys, given = Keys(), [("/", "amq.topic", object(), f"key.{number}", ()) for number in range(50_000)]
+    for key in given[::2]:
+        keys.add(key)
+    assert [key in keys for key in given] == [True, False] * 25_000
+    assert max(map(len, keys.parts)) < 3 * 25_000 / len(keys.parts)
+
+
+def test_an_exchange_that_deduplicates_is_taken_once_and_with_arguments_that_it_can_have() -> None:
+    harness = BrokerHarness()
+    document = everything()
+    arguments = {"x-message-deduplication": True, "x-cache-size": 5}
+    document["exchanges"].append({**document["exchanges"][0], "name": "once", "arguments": arguments})
+    assert not imported(harness.broker, document).refused
+    vhost = harness.broker.vhosts[document["exchanges"][0]["vhost"]]
+    passage = vhost.exchanges["once"].passage
+    assert passage is not None and passage.table.capacity == 5
+    assert not imported(harness.broker, document).refused and vhost.exchanges["once"].passage is passage
+    for wrong, reason in (
+        (6, "inequivalent arg 'x-cache-size'"),
+        (0, "invalid arg 'x-cache-size' for exchange 'once'"),
+    ):
+        document["exchanges"][-1]["arguments"] = {**arguments, "x-cache-size": wrong}
+        [refusal] = imported(harness.broker, document).refused
+        assert refusal.reason.startswith(reason)

@@ -1,6 +1,7 @@
 """Exchange types, bindings, and the walk from exchange to exchange, each against a naive model."""
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Hashable, Iterable, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 
@@ -10,8 +11,10 @@ from hypothesis import strategies as st
 
 from kvitto.base.errors import ChannelError
 from kvitto.broker.administration.equivalence import type_name
+from kvitto.broker.routing import headers
+from kvitto.broker.routing.canonical import canonical
 from kvitto.broker.routing.exchange import Binding, Exchange, check_declare, check_equivalent
-from kvitto.broker.routing.headers import canonical, comparable, identity
+from kvitto.broker.routing.headers import identity
 from kvitto.broker.routing.index import at_once
 from kvitto.broker.routing.walking import Lookup, walk
 from kvitto.wire.properties import Properties
@@ -430,6 +433,42 @@ VALUES = st.recursive(
 TABLES = st.dictionaries(st.sampled_from(["a", "b", "x-match"]), VALUES, max_size=3)
 
 
+def comparable(value: Value) -> Hashable:
+    """Two of these are equal where RabbitMQ treats the values as equal."""
+    match value:
+        case bool():
+            return (bool, value)
+        case float() if math.isnan(value):
+            return (float, "nan")
+        case bytes():
+            return value.decode("utf-8", "surrogateescape")
+        case datetime():
+            return int(value.timestamp())
+        case Decimal():
+            return (Decimal, value.as_tuple())
+        case list():
+            return (list, tuple(comparable(v) for v in value))
+        case dict():
+            return (dict, frozenset((k, comparable(v)) for k, v in value.items()))
+    return value
+
+
+@given(VALUES, VALUES)
+def test_canonical_bytes_are_equal_exactly_for_equal_values(one: Value, other: Value) -> None:
+    assert (canonical(one) == canonical(other)) == (comparable(one) == comparable(other))
+    assert (canonical([one]) == canonical([other])) == (comparable(one) == comparable(other))
+
+
+@pytest.mark.parametrize(
+    "number", [-(1 << 63), (1 << 63) - 1, 1 << 63, 1 << 70, -(1 << 63) - 1, 1 << 53, (1 << 53) + 1]
+)
+def test_long_integers_are_equal_to_themselves_alone(number: int) -> None:
+    assert len({canonical(number + more) for more in (-1, 0, 1)}) == 3
+    assert (canonical(float(number)) == canonical(number)) == (
+        float(number) == number and -(1 << 63) <= number < 1 << 63
+    )
+
+
 @settings(max_examples=500)
 @given(TABLES, TABLES)
 def test_arguments_are_one_binding_exactly_if_they_are_equal(one: Table, other: Table) -> None:
@@ -444,3 +483,21 @@ def test_the_identity_of_nested_arguments_takes_time_in_proportion_to_their_size
         nested = {"k'\"": nested}
     assert len(canonical(nested)) < 3000
     assert identity({"a": nested}) != identity({"a": {"k'\"": nested}})
+
+
+def test_the_arguments_of_a_binding_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A headers exchange read them three times to make a binding, and once to take it away with its destination: 20 ms for 128 KiB."""
+    read: list[Value] = []
+
+    def counting(value: Value) -> bytes:
+        read.append(value)
+        return canonical(value)
+
+    monkeypatch.setattr(headers, "canonical", counting)
+    for kind in ("headers", "x-consistent-hash", "direct"):
+        exchange, queue = Exchange("x", kind), Exchange("d", "fanout")
+        read.clear()
+        assert exchange.bind(queue, "1", {"large": "L" * 1000})
+        assert read.count("L" * 1000) == 1
+        exchange.pop(queue)
+        assert read.count("L" * 1000) == 1 and exchange.unused

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
 from kvitto.broker.routing.consistent_hash import FEW, KNOWN_MAX, WEIGHT_MAX, ConsistentHashIndex, hashed
 from kvitto.broker.routing.exchange import Exchange, check_declare
+from kvitto.broker.routing.headers import Hashed
 from kvitto.broker.routing.index import PIECE_STEPS, at_once
 from kvitto.broker.routing.walking import walk
 from kvitto.wire.properties import Properties
@@ -360,7 +361,7 @@ def test_ten_thousand_heavy_bindings() -> None:
     exchange = Exchange("x", HASH)
     tracemalloc.start()
     for queue in queues:
-        exchange.index.add(str(WEIGHT_MAX), queue, {})
+        exchange.index.add(str(WEIGHT_MAX), queue, Hashed({}))
     taken, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert taken < 6_000_000
@@ -378,7 +379,7 @@ def test_ten_thousand_heavy_bindings() -> None:
     weights = {queue.name: WEIGHT_MAX for queue in queues}
     assert found.name == naive(weights, "key")
     for queue in queues:
-        exchange.index.remove(str(WEIGHT_MAX), queue, {})
+        exchange.index.remove(str(WEIGHT_MAX), queue, b"")
     assert exchange.steps == 0
 
 

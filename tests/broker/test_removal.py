@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from random import Random
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from kvitto.broker import jobs
 from kvitto.broker.administration import removal
 from kvitto.broker.queues.queue import Queue
 from kvitto.broker.vhost import VHost
+from kvitto.store.repair.survey import Survey
 from tests.support.harness import BrokerHarness, Taker
+from tests.support.simdisk import PowerCut
 
 PER_PIECE = jobs.PIECE // removal.BINDING
 """Bindings that go in one piece."""
@@ -103,15 +106,105 @@ def test_a_name_that_is_being_freed_is_refused_while_much_is_left() -> None:
     assert harness.declare("q").ready == 0 and vhost.bindings == 0
 
 
-def test_a_crash_in_the_middle_leaves_the_exchange_with_some_of_its_bindings() -> None:
+def test_wherever_the_deletion_of_an_exchange_or_a_queue_ends_the_next_start_does_the_rest() -> None:
+    """D2: it was there with some of its bindings, so that messages went nowhere of which the publisher had been told nothing."""
+    for kind in ("exchange", "queue"):
+        gone, cut_at = 0, 0
+        while True:
+            cut_at += 1
+            harness = BrokerHarness()
+            vhost = bound(harness, 60)
+            other = vhost.declare_queue("other", True, False, False, {}, None)
+            vhost.bind("x" if kind == "queue" else "amq.topic", other, "o", {})
+            harness.settle_down()
+            before = {(k, key) for k, key, _ in harness.store.definitions._list()}
+            harness.disk.cut_at = harness.disk.operations + cut_at
+            try:
+                vhost.delete_exchange("x") if kind == "exchange" else vhost.delete_queue(harness.queue("q"))
+                harness.settle_down()
+            except PowerCut:
+                pass
+            else:
+                break
+            for found in (harness.disk.copy().kill(), harness.disk.survivor(Random(cut_at), hostile=True)):
+                assert not Survey(found.copy()).findings
+                started = BrokerHarness(found)
+                after = {(k, key) for k, key, _ in started.store.definitions._list()}
+                lost = before - after
+                assert not after - before and len(lost) in (0, 61) and "other" in started.broker.vhosts["/"].queues
+                assert (kind, ("/", "x" if kind == "exchange" else "q")) in lost or not lost
+                gone += bool(lost)
+        assert gone > 60
+
+
+def test_a_new_queue_of_that_name_stays_without_the_bindings_of_the_deleted_one() -> None:
+    harness = BrokerHarness()
+    steps = bound(harness, 300).queue_deletion(harness.queue("q"))
+    next(steps)
+    harness.publish("q", b"to the queue that goes")
+    harness.kill()
+    assert "q" not in harness.broker.vhosts["/"].queues and harness.broker.vhosts["/"].bindings == 0
+    harness.declare("q")
+    harness.settle_down()
+    for _ in range(2):
+        harness.kill()
+        assert harness.queue("q").messages == 0 and harness.broker.vhosts["/"].bindings == 0
+
+
+def test_what_stays_because_its_deletion_has_failed_is_there_after_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is used again, so the next start must not delete it."""
+    for kind in ("exchange", "queue"):
+        harness = BrokerHarness()
+        vhost = bound(harness, 300)
+        steps = vhost.exchange_deletion("x") if kind == "exchange" else vhost.queue_deletion(harness.queue("q"))
+        next(steps)
+        with monkeypatch.context() as patched:
+            patched.setattr(vhost, "drop_binding", lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                next(steps)
+        assert not vhost.going
+        harness.publish("q", b"stays")
+        harness.settle_down()
+        harness.kill()
+        vhost = harness.broker.vhosts["/"]
+        assert harness.bodies("q") == [b"stays"] and 0 < vhost.bindings < 300 and "x" in vhost.exchanges
+
+
+def test_it_stays_too_if_whoever_needs_the_name_ran_the_steps_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mark stayed, and the next start deleted a queue that was in use."""
+    harness = BrokerHarness()
+    vhost = bound(harness, 3 * PER_PIECE)
+    harness.broker.jobs.start(vhost.queue_deletion(harness.queue("q")), owner=vhost)
+    with monkeypatch.context() as patched:
+        patched.setattr(vhost, "drop_binding", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            harness.declare("q")
+    harness.settle_down()
+    assert not vhost.going
+    harness.publish("q", b"stays")
+    harness.settle_down()
+    harness.kill()
+    assert harness.bodies("q") == [b"stays"]
+
+
+def test_what_changes_the_definition_meanwhile_does_not_take_the_mark_away() -> None:
     harness = BrokerHarness()
     vhost = bound(harness, 300)
-    steps = vhost.exchange_deletion("x")
-    for _ in range(3):
-        next(steps)
+    steps = vhost.queue_deletion(harness.queue("q"))
+    next(steps)
+    vhost.define_queue(harness.queue("q"))
     harness.kill()
-    vhost = harness.broker.vhosts["/"]
-    assert 0 < vhost.bindings < 300 and len(list(vhost.exchange("x").bindings())) == vhost.bindings
+    assert "q" not in harness.broker.vhosts["/"].queues
+
+
+def test_a_deletion_of_what_has_no_bindings_writes_one_line() -> None:
+    harness = BrokerHarness()
+    harness.declare("q")
+    harness.settle_down()
+    before = harness.store.definitions.file.end
+    harness.delete("q")
+    data = harness.store.definitions.file.read_at(before, 1 << 20)
+    assert data.count(b"\n") == 1 and b'"op": "delete"' in data
 
 
 def test_many_exclusive_queues_of_a_connection_go_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

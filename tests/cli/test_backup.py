@@ -14,6 +14,7 @@ import pytest
 
 from kvitto.client import Connection, Properties
 from tests.cli.process import KVITTO, Serving, kvitto, serving
+from tests.support.interrupts import heed_interrupts
 from tests.support.wait import wait_until
 
 PERSISTENT = Properties(delivery_mode=2)
@@ -93,6 +94,13 @@ def test_places_that_are_refused(broker: Serving, tmp_path: Path) -> None:
         done = backup(broker, target)
         assert done.returncode == 2 and text in done.stderr and "Traceback" not in done.stderr, (target, done)
     assert not inside.exists() and os.listdir(full) == ["file"]
+    other = tmp_path / "other"
+    other.mkdir()
+    for name in ("format", "lock"):
+        (other / name).touch()
+    done = backup(broker, other / "copy")
+    assert done.returncode == 1 and "lies inside" in done.stderr and "Traceback" not in done.stderr, done
+    assert sorted(os.listdir(other)) == ["format", "lock"]
     assert backup(broker, tmp_path / "empty").returncode == 0, "the refused ones are over"
 
 
@@ -113,11 +121,6 @@ def test_a_second_backup_is_refused(broker: Serving, tmp_path: Path) -> None:
 
 
 ATTEMPTS = 50
-
-
-def heed_interrupts() -> None:
-    """Take SIGINT, which a shell has the programs in its background ignore, and these hand on to their children."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 class suspended:

@@ -1,8 +1,8 @@
-"""Publishers that send everything again, and what a queue with deduplication must have made of it.
+"""Publishers that send everything again, and what a queue with deduplication, or an exchange with two queues, must have made of it.
 
 Each message has a key, and is sent several times: what is unconfirmed after a lost connection is sent again, and so is some of what was
-confirmed. The consumer notes each key with the offset of its message in the queue. A key that was confirmed and is in no message has
-been without one; a message whose key is in another message too has been without one.
+confirmed. The consumers note each key with the offset of its message in the queue. A key that was confirmed and is in no message of a
+queue has been without one; a message whose key is in another message too has been without one.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from kvitto.wire.tables import Table
 from tests.support.wait import wait_until
 
 QUEUE, OTHER, DELAY, FANOUT = "once", "all", "delay", "both"
+EXCHANGE, SECOND = "compared", "second"
+"""An exchange with deduplication, and the second queue that is bound to it."""
 ARGUMENTS: Table = {"x-message-deduplication": True, "x-cache-size": 1_000_000}
 BURST = 30
 AGAIN = 0.3
@@ -25,6 +27,7 @@ AGAIN = 0.3
 
 
 def declare(port: int) -> None:
+    """Have a queue compare the messages."""
     with Connection(uri(port)) as connection:
         channel = connection.channel()
         channel.queue_declare(QUEUE, durable=True, arguments=ARGUMENTS)
@@ -36,6 +39,20 @@ def declare(port: int) -> None:
             channel.queue_bind(queue, FANOUT)
 
 
+def declare_exchange(port: int) -> None:
+    """Have an exchange compare the messages of two queues."""
+    with Connection(uri(port)) as connection:
+        channel = connection.channel()
+        channel.exchange_declare(EXCHANGE, "fanout", durable=True, arguments=ARGUMENTS)
+        for queue in (QUEUE, SECOND):
+            channel.queue_declare(queue, durable=True)
+            channel.queue_bind(queue, EXCHANGE)
+        channel.queue_declare(OTHER, durable=True, arguments={"x-max-length": 1000})
+        channel.exchange_declare(FANOUT, "fanout", durable=True)
+        channel.queue_bind(OTHER, FANOUT)
+        channel.exchange_bind(EXCHANGE, FANOUT)
+
+
 def uri(port: int) -> str:
     return f"amqp://guest:guest@127.0.0.1:{port}/%2f"
 
@@ -45,21 +62,30 @@ def properties(key: str) -> Properties:
 
 
 class Load:
-    """Publishers and a consumer that live longer than the broker; `port` says where it is now, 0 while it is down."""
+    """Publishers and consumers that live longer than the broker; `port` says where it is now, 0 while it is down.
 
-    def __init__(self, seed: int, size: int) -> None:
+    `exchange`: it is the exchange that compares, and each of its queues has to have each message once.
+    """
+
+    def __init__(self, seed: int, size: int, exchange: bool = False) -> None:
         self.port = 0
+        self.to = (EXCHANGE, "") if exchange else ("", QUEUE)
         self.size = size
         self.seed = seed
         self.confirmed: set[str] = set()
         self.committed = self.rolled_back = self.sent = self.refused = 0
-        self.offsets: dict[str, set[int]] = defaultdict(set)
+        names = (QUEUE, SECOND) if exchange else (QUEUE,)
+        self.offsets: dict[str, dict[str, set[int]]] = {name: defaultdict(set) for name in names}
+        """By queue and key, the offsets of the messages."""
         self.stopping = threading.Event()
         self.draining = threading.Event()
         self.errors: list[str] = []
-        publishers = [("p", self._publish), ("q", self._publish), ("t", self._commit), ("d", self._delay)]
+        publishers: list[tuple[str, Callable[[str, random.Random], None]]]
+        publishers = [("p", self._publish), ("q", self._publish), ("t", self._commit)]
+        if not exchange:  # which does not compare dead letters
+            publishers.append(("d", self._delay))
         self._publishers = [self._thread(name, work) for name, work in publishers]
-        self._consumer = self._thread("c", self._consume)
+        self._consumers = [self._thread(name, self._consume) for name in names]
 
     def _thread(self, name: str, work: Callable[[str, random.Random], None]) -> threading.Thread:
         rng = random.Random(f"{self.seed} {name}")
@@ -117,7 +143,7 @@ class Load:
 
     def _send(self, channel: Channel, rng: random.Random, key: str) -> int:
         self.sent += 1
-        exchange, to = (FANOUT, "") if rng.random() < 0.2 else ("", QUEUE)
+        exchange, to = (FANOUT, "") if rng.random() < 0.2 else self.to
         return channel.publish(key.encode().ljust(self.size), exchange, to, properties(key))
 
     def _commit(self, name: str, rng: random.Random) -> None:
@@ -150,7 +176,7 @@ class Load:
 
     def _put(self, channel: Channel, keys: list[str], both: bool) -> None:
         for key in keys:
-            exchange, to = (FANOUT, "") if both else ("", QUEUE)
+            exchange, to = (FANOUT, "") if both else self.to
             channel.publish(key.encode().ljust(self.size), exchange, to, properties(key))
 
     def _delay(self, _name: str, rng: random.Random) -> None:
@@ -172,7 +198,7 @@ class Load:
 
     # -- consumer --------------------------------------------------------------------------------------------
 
-    def _consume(self, _name: str, rng: random.Random) -> None:
+    def _consume(self, queue: str, rng: random.Random) -> None:
         while True:
             connection = self._connect()
             if connection is None:
@@ -182,24 +208,25 @@ class Load:
             with suppress(OSError, AMQPError):
                 channel = connection.channel()
                 channel.qos(100)
-                channel.consume(QUEUE, arguments={"x-offset-header": True})
-                while True:
+                channel.consume(queue, arguments={"x-offset-header": True})
+                while not (self.draining.is_set() and self._is_empty(channel, queue)):
                     for delivery in channel.receive(0.2):
-                        self._take(channel, rng, delivery.delivery_tag, delivery.properties)
+                        self.offsets[queue][key_of(delivery.properties)].add(offset_of(delivery.properties))
+                        if rng.random() < 0.1:
+                            channel.reject(delivery.delivery_tag, requeue=True)
+                        else:
+                            channel.ack(delivery.delivery_tag)
                     connection.flush()
-                    if self.draining.is_set() and channel.queue_declare(QUEUE, passive=True).message_count == 0:
-                        return
+                return
             connection.close()
 
-    def _take(self, channel: Channel, rng: random.Random, tag: int, found: Properties) -> None:
-        headers = found.headers or {}
-        key, offset = headers["x-deduplication-header"], headers["x-stream-offset"]
-        assert isinstance(key, str) and isinstance(offset, int)
-        self.offsets[key].add(offset)
-        if rng.random() < 0.1:
-            channel.reject(tag, requeue=True)
-        else:
-            channel.ack(tag)
+    @staticmethod
+    def _is_empty(channel: Channel, queue: str) -> bool:
+        """Tell whether this consumer has had everything: the count leaves out what is on its way, so that comes before it.
+
+        Deliveries precede the answer on the channel, and a reject has been carried out before it.
+        """
+        return channel.queue_declare(queue, passive=True).message_count == 0 and channel.sink.batch.count == 0
 
     # -- verdict ---------------------------------------------------------------------------------------------
 
@@ -211,20 +238,41 @@ class Load:
         assert not any(thread.is_alive() for thread in self._publishers), "a publisher waits for its confirms"
         with Connection(uri(self.port)) as connection:
             channel = connection.channel()
-            wait_until(lambda: channel.queue_declare(DELAY, passive=True).message_count == 0, what="dead letters")
+            if self.to == ("", QUEUE):
+                wait_until(lambda: channel.queue_declare(DELAY, passive=True).message_count == 0, what="dead letters")
+            else:
+                wait_until(self._has_arrived, what="messages that pass the exchange")
         self.draining.set()
-        self._consumer.join(120)
-        assert not self._consumer.is_alive(), "the consumer does not come to an end"
+        for consumer in self._consumers:
+            consumer.join(120)
+            assert not consumer.is_alive(), "a consumer does not come to an end"
         assert self.errors == []
 
+    def _has_arrived(self) -> bool:
+        """Whether each queue has had all that was confirmed. What has not come to a queue by the end counts as lost."""
+        return all(self.confirmed <= offsets.keys() for offsets in self.offsets.values())
+
     def verdict(self) -> tuple[list[str], list[str]]:
-        """Return the confirmed keys that are in no message, and those that are in several."""
-        return [key for key in self.confirmed if not self.offsets.get(key)], [
-            key for key, offsets in self.offsets.items() if len(offsets) > 1
+        """Return the confirmed keys that are in no message of a queue, and those that are in several."""
+        found = self.offsets.values()
+        return [key for keys in found for key in self.confirmed if not keys.get(key)], [
+            key for keys in found for key, offsets in keys.items() if len(offsets) > 1
         ]
 
     def told(self) -> str:
         return (
             f"{self.sent} publishes and {self.committed} commits, {self.rolled_back} rolled back, {len(self.confirmed)} keys confirmed,"
-            f" {len(self.offsets)} seen, {self.refused} refused"
+            f" {' and '.join(str(len(keys)) for keys in self.offsets.values())} seen, {self.refused} refused"
         )
+
+
+def key_of(found: Properties) -> str:
+    key = (found.headers or {})["x-deduplication-header"]
+    assert isinstance(key, str)
+    return key
+
+
+def offset_of(found: Properties) -> int:
+    offset = (found.headers or {})["x-stream-offset"]
+    assert isinstance(offset, int)
+    return offset

@@ -1,4 +1,4 @@
-"""A queue with deduplication under kill -9 and on full disks: no key without its message, no message without its key."""
+"""Queues and exchanges with deduplication under kill -9 and on full disks: no key without its message, no message without its key."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.duplicates import Load, declare
+from tests.crash.duplicates import Load, declare, declare_exchange
 from tests.crash.serve import Served
 from tests.crash.test_full_disk import disk, fill
 
@@ -27,8 +27,9 @@ def judge(load: Load, what: str) -> None:
     assert without_message == [] and without_key == [], (len(without_message), len(without_key))
 
 
+@pytest.mark.parametrize("exchange", [False, True], ids=["queue", "exchange"])
 @pytest.mark.timeout(120 + 6 * KILLS)
-def test_kills_under_load(tmp_path: Path) -> None:
+def test_kills_under_load(tmp_path: Path, exchange: bool) -> None:
     """KVITTO_DEDUPLICATION_KILLS=100 for more."""
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
@@ -37,8 +38,8 @@ def test_kills_under_load(tmp_path: Path) -> None:
     for kill in range(KILLS + 1):
         with Served(tmp_path / "data") as broker:
             if load is None:
-                declare(broker.port)
-                load = Load(seed, 2000)
+                (declare_exchange if exchange else declare)(broker.port)
+                load = Load(seed, 2000, exchange)
             load.port = broker.port
             if kill == KILLS:
                 load.finish()
@@ -50,8 +51,9 @@ def test_kills_under_load(tmp_path: Path) -> None:
     judge(load, f"{KILLS} kills")
 
 
+@pytest.mark.parametrize("exchange", [False, True], ids=["queue", "exchange"])
 @pytest.mark.timeout(120 + 30 * FULL_DISKS)
-def test_full_disks(disk: Path) -> None:
+def test_full_disks(disk: Path, exchange: bool) -> None:
     """The disk is full for a while, again and again, and the broker is killed while it is, or goes on."""
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
@@ -60,8 +62,8 @@ def test_full_disks(disk: Path) -> None:
     for run in range(FULL_DISKS + 1):
         with Served(disk / "data", "--disk-free-limit", "0") as broker:
             if load is None:
-                declare(broker.port)
-                load = Load(seed, 500)
+                (declare_exchange if exchange else declare)(broker.port)
+                load = Load(seed, 500, exchange)
             load.port = broker.port
             if run == FULL_DISKS:
                 load.finish()

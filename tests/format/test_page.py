@@ -6,9 +6,10 @@ import re
 from pathlib import Path
 from struct import calcsize
 
+from kvitto.broker.broker import ORDER
 from kvitto.format import entry, layouts, settlement
 from kvitto.format.layouts import Layout
-from kvitto.store import inventory
+from kvitto.store import inventory, judge
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "formats.md").read_text()
 CAPTION = re.compile(r"\(`([A-Z_]+)`, (\d+)\sbytes\)")
@@ -77,3 +78,9 @@ def test_flags_outcomes_and_kinds_of_files_are_on_the_page() -> None:
     kinds = re.findall(r"^\| (\d) .*\|$", PAGE[PAGE.index("| kind | `number` |") :].split("\n\n")[0], re.MULTILINE)
     assert [int(kind) for kind in kinds] == list(inventory.KINDS)
     assert f"slots of {layouts.TAG_SLOT_SIZE} bytes" in PAGE
+
+
+def test_the_kinds_of_definitions_are_on_the_page() -> None:
+    kinds = PAGE[PAGE.index("- `kind`: `initialised`") :].partition("\n- `key`")[0]
+    assert sorted(re.findall(r"`(\w+)`", kinds.removeprefix("- `kind`"))) == sorted(ORDER)
+    assert f"has `{judge.DELETING}` (true)" in PAGE

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pytest
+
 import kvitto
+from kvitto.broker.queues.delay_queue import DelayQueue, Done
 from tests.http.api import Http
 from tests.support.wait import wait_until
 
@@ -57,6 +62,25 @@ def test_a_message_is_run_and_another_one_cancelled(api: Http) -> None:
     assert [m["message_id"] for m in api.get(path + "/delayed")] == ["keep"]
     assert api.call("DELETE", path + "/delayed").status == 204
     assert api.get(path + "/delayed") == [] and api.get(path)["messages_delayed"] == 0
+
+
+def test_an_exchange_that_is_deleted_under_a_run_is_not_there(api: Http, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer was 503 and said that the messages stay, although they had gone with their exchange."""
+    path = delaying(api, "goes")
+    send(api, path, "m", 1_000_000)
+    begun = threading.Event()
+
+    def never_ends(_queue: DelayQueue, _offset: int, _size: int, _id: str, _done: Done) -> bool:
+        begun.set()
+        return True
+
+    monkeypatch.setattr(DelayQueue, "run_now", never_ends)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(api.post, path + "/delayed/m/run", {})
+        assert begun.wait(30)
+        assert api.call("DELETE", path).status == 204
+        got = answer.result(30)
+    assert got.status == 404 and "0 of 1 messages are run" in got.reason and "stay" not in got.reason
 
 
 def test_a_delayed_message_comes_by_itself(api: Http) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from kvitto.base.config import Config
 from kvitto.http.api import Api, Call
-from kvitto.http.request import Request, Response
+from kvitto.http.request import Problem, Request, Response
 from kvitto.http.router import Router
 from tests.protocol.sansio import ProtocolHarness
 
@@ -223,5 +223,75 @@ def test_so_does_the_answer_to_a_job_of_several_turns() -> None:
         task = await caller.begin("DELETE", Q, {})
         assert "q" not in harness.broker.vhosts["/"].queues and not task.done()
         assert (await caller.end(task)).status == 204
+
+    asyncio.run(scenario())
+
+
+DELAYING = {"type": "x-delayed-message", "durable": True, "arguments": {"x-delayed-type": "direct"}}
+DELAYED = "/api/exchanges/%2F/later/delayed"
+
+
+async def delaying(caller: Caller) -> None:
+    """Have a message with the id `m` wait in an exchange."""
+    properties = {"message_id": "m", "headers": {"x-delay": 1_000_000}}
+    message = {"routing_key": "k", "payload": "x", "payload_encoding": "string", "properties": properties}
+    await caller.end(await caller.begin("PUT", "/api/exchanges/%2F/later", DELAYING))
+    await caller.end(await caller.begin("POST", "/api/exchanges/%2F/later/publish", message))
+
+
+@pytest.mark.parametrize("second", ["DELETE", "POST"])
+@pytest.mark.parametrize("first", ["DELETE", "POST"])
+def test_a_delayed_message_that_is_being_cancelled_is_not_said_to_be_gone(first: str, second: str) -> None:
+    """A second request was told with 404 that the message is not there, before this was durable: a crash could still bring it back."""
+    path = {"DELETE": DELAYED + "/m", "POST": DELAYED + "/m/run"}
+
+    async def scenario() -> None:
+        caller = Caller(ProtocolHarness())
+        await delaying(caller)
+        tasks = [await caller.begin(method, path[method], {}) for method in (first, second, second)]
+        assert not any(task.done() for task in tasks)
+        assert (await caller.end(tasks[0])).status == 200
+        for task in tasks[1:]:
+            with pytest.raises(Problem, match="no message with the id 'm' waits"):
+                await caller.end(task)
+
+    asyncio.run(scenario())
+
+
+def test_a_second_cancel_does_what_the_first_one_could_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        harness = ProtocolHarness()
+        caller = Caller(harness)
+        await delaying(caller)
+        refused: list[Callable[[], None]] = []
+        with monkeypatch.context() as patch:
+            patch.setattr(harness.broker.records, "write", lambda _record, _applied, full: refused.append(full))
+            tasks = [await caller.begin("DELETE", DELAYED + "/m", {}) for _ in range(2)]
+        assert not any(task.done() for task in tasks)
+        refused[0]()
+        with pytest.raises(Problem, match="0 of 1 messages are cancelled: the others stay"):
+            await caller.end(tasks[0])
+        assert json.loads((await caller.end(tasks[1])).body) == {"cancelled": 1}
+        assert len(refused) == 1
+
+    asyncio.run(scenario())
+
+
+def test_the_second_cancel_in_an_exchange_that_goes_out_of_service_is_not_told_404(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario() -> None:
+        harness = ProtocolHarness()
+        caller = Caller(harness)
+        await delaying(caller)
+        monkeypatch.setattr(harness.broker.records, "write", lambda *_: None)
+        tasks = [await caller.begin("DELETE", DELAYED + "/m", {}) for _ in range(2)]
+        waiting = harness.broker.vhosts["/"].exchange("later").waiting
+        assert waiting is not None
+        monkeypatch.setattr(waiting, "fault", RuntimeError("broken"))
+        for task in tasks:
+            with pytest.raises(Problem) as problem:
+                await caller.end(task)
+            assert problem.value.status == 503
 
     asyncio.run(scenario())

@@ -12,6 +12,7 @@ from kvitto.broker.routing import exchange
 from kvitto.broker.transfers import copying
 from tests.http.api import Http
 from tests.protocol.test_exchange_type import NAME, PropertyIndex
+from tests.support.wait import wait_until
 
 
 def test_exchanges_are_declared_listed_and_deleted(api: Http) -> None:
@@ -159,3 +160,34 @@ def test_a_message_for_many_queues_is_copied_in_pieces(
     assert api.post("/api/exchanges/%2F/many/publish", message).json == {"routed": True}
     assert [api.get(f"/api/queues/%2F/many{number}")["messages"] for number in range(5)] == [1] * 5
     assert len(pieces) == 1 and pieces[0] >= 5
+
+
+def test_an_exchange_with_deduplication_tells_of_its_keys_and_is_part_of_the_definitions(api: Http) -> None:
+    """A publish over HTTP is compared like any other, and is routed if a queue gets it."""
+    arguments = {"x-message-deduplication": True, "x-deduplication-by": "message-id", "x-cache-size": 10}
+    given = {"type": "direct", "durable": True, "arguments": arguments}
+    assert api.put("/api/exchanges/%2F/once", given) == 201
+    assert api.put("/api/exchanges/%2F/once", given) == 204
+    other = {**given, "arguments": {**arguments, "x-cache-size": 11}}
+    assert api.put("/api/exchanges/%2F/once", other) == 400
+    assert api.put("/api/exchanges/%2F/wrong", {**given, "arguments": {**arguments, "x-cache-size": 0}}) == 400
+    assert api.put("/api/queues/%2F/once", {"durable": True}) == 201
+    assert api.post("/api/bindings/%2F/e/once/q/once", {"routing_key": "k"}).status == 201
+    for message_id, key, routed in (("a", "k", True), ("b", "other", False), ("a", "k", True), ("b", "k", True)):
+        message = {"routing_key": key, "payload": message_id, "properties": {"message_id": message_id}}
+        assert api.post("/api/exchanges/%2F/once/publish", message).json == {"routed": routed}
+    wait_until(lambda: api.get("/api/queues/%2F/once")["messages"] == 2)
+    found = api.get("/api/exchanges/%2F/once")
+    assert found["deduplication"] == {"keys": 2, "duplicates": 1} and found["messages_passing"] == 0
+    assert "deduplication" not in api.get("/api/exchanges/%2F/amq.direct")
+    assert not [queue for queue in api.get("/api/queues") if "passage" in queue["name"]]
+    exported = api.get("/api/definitions")
+    (exchange,) = [item for item in exported["exchanges"] if item["name"] == "once"]
+    assert exchange["arguments"] == arguments and exchange.keys() == {
+        *("name", "vhost", "type", "durable", "auto_delete", "internal", "arguments")
+    }
+    assert api.delete("/api/exchanges/%2F/once") == 204
+    assert api.post("/api/definitions", exported).status < 300
+    assert api.get("/api/exchanges/%2F/once")["deduplication"] == {"keys": 0, "duplicates": 0}
+    for path in ("/api/exchanges/%2F/once", "/api/queues/%2F/once"):
+        api.delete(path)

@@ -98,6 +98,43 @@ def test_limits_are_kept(api: Http, data: bytes, status: bytes) -> None:
     assert set(json.loads(got.partition(b"\r\n\r\n")[2])) == {"error", "reason"}
 
 
+def refused(api: Http, limit: str) -> int:
+    text = api.call("GET", "/metrics").body.decode()
+    found = re.search(rf'^kvitto_refused_total{{limit="{limit}"}} (\d+)$', text, re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
+LINES = DEFAULTS.http_head_max // 8
+CHUNKED = b"Host: x\r\nTransfer-Encoding: chunked\r\nAuthorization: "
+
+
+@pytest.mark.parametrize("ended", [True, False])
+@pytest.mark.parametrize("trailers", [False, True])
+def test_many_lines_of_headers_are_refused_before_they_are_parsed(api: Http, trailers: bool, ended: bool) -> None:
+    """16,000 empty ones in 64 KiB held the loop for 20 ms."""
+    many = b"a:\r\n" * LINES + (b"\r\n" if ended else b"")
+    if trailers:
+        auth = api.headers["Authorization"].encode()
+        data = b"PUT /api/vhosts/lines HTTP/1.1\r\n" + CHUNKED + auth + b"\r\n\r\n2\r\n{}\r\n0\r\n" + many
+    else:
+        data = b"GET /healthz HTTP/1.1\r\nHost: x\r\n" + many
+    before = refused(api, "http_head")
+    got = exchange(api, data, end=False)
+    assert got.startswith(b"HTTP/1.1 431") and b"there are more than 200 lines of headers" in got
+    assert refused(api, "http_head") == before + 1
+    assert "lines" not in [vhost["name"] for vhost in api.get("/api/vhosts")]
+
+
+def test_lines_of_a_body_and_of_the_next_request_are_not_those_of_a_head(api: Http) -> None:
+    auth = b"Authorization: " + api.headers["Authorization"].encode() + b"\r\n"
+    body = b"{" + b"\n" * 5000 + b"}"
+    several = b"".join(b"a%d:\r\n" % n for n in range(90)) + auth + b"\r\n"
+    put = b"PUT /api/vhosts/lines2 HTTP/1.1\r\nHost: x\r\n" + auth + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    got = exchange(api, put + b"GET /healthz HTTP/1.1\r\nHost: x\r\n" + several + put)
+    assert re.findall(rb"HTTP/1.1 (\d+)", got) == [b"201", b"200", b"204"]
+    assert api.call("DELETE", "/api/vhosts/lines2").status == 204
+
+
 def test_the_body_is_not_read_before_the_caller_is_known(api: Http) -> None:
     head = b"PUT /api/queues/%2F/x HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n"
     got = exchange(api, head, end=False)
@@ -154,6 +191,28 @@ def test_very_many_chunks_leave_the_loop_to_others(api: Http, monkeypatch: pytes
     body = b"".join(b"1\r\n%c\r\n" % byte for byte in b"{%s}" % (b" " * 5000))
     got = exchange(api, head + b"Transfer-Encoding: chunked\r\n\r\n" + body + b"0\r\n\r\n")
     assert got.startswith(b"HTTP/1.1 201") and pauses > 5000 // PARTS_AT_ONCE
+
+
+def test_very_many_requests_in_one_read_leave_the_loop_to_others(api: Http, monkeypatch: pytest.MonkeyPatch) -> None:
+    """400 of them took 100 ms in one piece."""
+    rest, pauses = Slices.rest, 0
+
+    async def counted(slices: Slices) -> None:
+        nonlocal pauses
+        pauses += 1
+        await rest(slices)
+
+    monkeypatch.setattr(Slices, "rest", counted)
+    got = exchange(api, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n" * 50)
+    assert got.count(b"HTTP/1.1 200") == 50 and pauses >= 50
+
+
+def test_a_chunk_that_is_too_large_is_refused_when_it_is_announced(api: Http) -> None:
+    """A chunk of 2^76 bytes that never came was waited for until the time for a body was over."""
+    auth = b"Authorization: " + api.headers["Authorization"].encode()
+    head = b"PUT /api/vhosts/chunk HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n" + auth + b"\r\n\r\n"
+    got = exchange(api, head + b"1" + b"0" * 19 + b"\r\n{", end=False)
+    assert got.startswith(b"HTTP/1.1 413 ")
 
 
 def test_100_continue_is_sent_to_those_who_wait_for_it(api: Http) -> None:

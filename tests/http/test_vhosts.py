@@ -77,5 +77,22 @@ def test_nothing_is_made_in_a_vhost_that_is_being_deleted(api: Http, broker: kvi
     ):
         answer = api.call("PUT", f"/api/{path}", body)
         assert answer.status == 400 and answer.reason == "vhost 'going' is being deleted", path
+    assert api.call("POST", "/api/vhosts/going/deletion/protection", {}).reason == "vhost 'going' is being deleted"
+    assert api.call("GET", "/api/definitions/going").reason == "vhost 'going' is being deleted"
     broker._server.broker.vhosts["going"].deleting = False
     assert api.delete("/api/vhosts/going") == 204
+
+
+def test_the_export_leaves_out_a_vhost_that_is_being_deleted(api: Http, broker: kvitto.Broker) -> None:
+    """An import of the document would make it again, with some of what it had."""
+    assert api.put("/api/vhosts/leaving") == 201
+    permission = {"exchange": "amq.topic", "write": ".*", "read": ".*"}
+    assert api.put("/api/topic-permissions/leaving/guest", permission) == 201
+    assert api.put("/api/queues/leaving/q", {"durable": True}) == 201
+    exported = str(api.get("/api/definitions"))
+    assert exported.count("'leaving'") == 4
+    assert broker._server is not None
+    broker._server.broker.vhosts["leaving"].deleting = True
+    assert "leaving" not in str(api.get("/api/definitions"))
+    broker._server.broker.vhosts["leaving"].deleting = False
+    assert api.delete("/api/vhosts/leaving") == 204

@@ -40,9 +40,8 @@ def main(arguments: list[str]) -> int:
 
 
 def tell(outcome: Outcome) -> None:
-    kills = ", ".join(f"{count} of the {victim}" for victim, count in sorted(outcome.kills.items())) or "none"
-    print(f"kills: {kills}; {outcome.runs} runs of the command, {outcome.seconds:.1f} s")
-    print(f"lost {outcome.lost}, doubled {outcome.doubled}, out of order {outcome.disordered}, left {outcome.left}")
+    print(f"kills: {outcome.killed}; {outcome.runs} runs of the command, {outcome.seconds:.1f} s")
+    print(outcome)
     for report in outcome.reports:
         for item in report["queues"]:
             counts = {

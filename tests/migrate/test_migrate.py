@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
+import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,16 +16,23 @@ from typing import Any, ClassVar
 import pytest
 
 import kvitto
-from kvitto.cli.management import IMPORT_S
-from kvitto.cli.migrate.plan import Broker, Plan, post_definitions
+from kvitto.cli.management import IMPORT_S, Management
+from kvitto.cli.migrate import moving
+from kvitto.cli.migrate.brokers import Broker
+from kvitto.cli.migrate.moving import Mover
+from kvitto.cli.migrate.plan import Item, Plan, post_definitions
 from kvitto.client import Connection
 from kvitto.client.uri import parse_uri
-from kvitto.torture.nodes import INSTALL_RABBITMQ, Node, rabbitmq_script
+from kvitto.shovel.carry import Pace
+from kvitto.torture.nodes import Node
 from kvitto.wire import methods as m
 from kvitto.wire.properties import Properties
 from kvitto.wire.tables import Table
+from tests.alike.conftest import answers
 from tests.http.api import Http
-from tests.migrate.trial import Trial, amqp_of, api_of, declare, drain, fill, node
+from tests.migrate.trial import Steady, Trial, amqp_of, api_of, declare, drain, fill, node
+from tests.support.interrupts import heed_interrupts
+from tests.support.wait import wait_until
 
 HEADERS: Table = {
     "CC": ["other"],
@@ -33,26 +44,6 @@ EVERYTHING = Properties(
     content_type="a/b", content_encoding="c", headers=HEADERS, delivery_mode=2, priority=7, correlation_id="d",
     reply_to="e", expiration="600000", message_id="f", timestamp=1, type="g", user_id="guest", app_id="h",
 )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    if rabbitmq_script() is None:
-        pytest.skip(f"RabbitMQ is not installed: {INSTALL_RABBITMQ}")
-    with node("rabbitmq", tmp_path_factory.mktemp("rabbitmq")) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def old(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    with node("kvitto", tmp_path_factory.mktemp("old")) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def new(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    with node("kvitto", tmp_path_factory.mktemp("new")) as running:
-        yield running
 
 
 def migrate(source: Node, target: Node, *options: str, code: int = 0) -> Any:
@@ -130,6 +121,147 @@ def test_what_came_by_the_default_exchange_comes_by_it_again(
         found = [(each.body, each.exchange, each.routing_key) for each in got if each is not None]
         assert found == [(b"1", "", "again"), (b"2", "kvitto.migrate.again", "again"), (b"3", "", "again")]
         assert channel.get("copies", no_ack=True) is None
+
+
+@pytest.mark.parametrize("way", ["kvitto to kvitto", "rabbitmq to kvitto", "kvitto to rabbitmq"])
+def test_an_exchange_that_leads_to_this_queue_only_is_kept(
+    way: str, old: Node, new: Node, request: pytest.FixtureRequest
+) -> None:
+    """Celery's `retry` publishes to the exchange of the delivery, which has to be there after the migration."""
+    source, target = (
+        request.getfixturevalue("rabbitmq") if each == "rabbitmq" else kvitto_
+        for each, kvitto_ in zip(way.split(" to "), (old, new), strict=True)
+    )
+    name = f"tasks {way}"
+    bound = [
+        ("alone", "direct", "k"),
+        ("shared", "direct", "k"),
+        ("literal", "topic", "a.b"),
+        ("pattern", "topic", "a.#"),
+    ]
+    for each in (source, target):
+        declare(each.uri, [name, "another"])
+        with Connection(each.uri) as connection:
+            channel = connection.channel()
+            for exchange, type_, key in bound:
+                channel.exchange_declare(f"{exchange} {way}", type_, durable=True)
+                channel.queue_bind(name, f"{exchange} {way}", key)
+            channel.queue_bind("another", f"shared {way}", "k")
+    keys = [("alone", "k"), ("shared", "k"), ("literal", "a.b"), ("pattern", "a.c")]
+    for exchange, key in keys:
+        publish(source.uri, key, exchange.encode(), exchange=f"{exchange} {way}")
+    for each in (source, target):
+        list(drain_all(each.uri, "another"))
+    report = migrate(source, target, "--skip-definitions", "--queues", f"^{name}$")
+    assert queue_of(report, name)["moved"] == 4 and queue_of(report, name)["problem"] == ""
+    got = [(each.exchange, each.routing_key) for each in drain_all(target.uri, name)]
+    temporary = f"kvitto.migrate.{name}"
+    assert got == [(f"alone {way}", "k"), (temporary, "k"), (f"literal {way}", "a.b"), (temporary, "a.c")]
+    assert not list(drain_all(target.uri, "another"))
+
+
+def drain_all(uri: str, queue: str) -> Iterator[Any]:
+    """Yield the messages of a queue, and take them out."""
+    with Connection(uri) as connection:
+        channel = connection.channel()
+        while (message := channel.get(queue, no_ack=True)) is not None:
+            yield message
+
+
+class Full(Steady):
+    """A broker that blocks publishers from the beginning."""
+
+    def _options(self) -> list[str]:
+        return [*super()._options(), "--disk-free-limit", str(1 << 60)]
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> Iterator[Node]:
+    made = Full(tmp_path / "full")
+    try:
+        made.start()
+        wait_until(lambda: answers(api_of(made)))
+        yield made
+    finally:
+        made.close()
+
+
+PATIENT = """
+import sys
+from kvitto.cli import main
+from kvitto.cli.migrate import moving
+from kvitto.client.aio import link
+moving.END_S = link.CLOSE_TIMEOUT_S = 1000.0
+sys.exit(main.main())
+"""
+"""The command, which waits for ever when a connection does not end as it should."""
+
+
+@contextlib.contextmanager
+def waiting(old: Node, full: Node) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A `kvitto migrate` that waits for a broker which blocks publishers, and what it has said of that."""
+    for each in (old, full):
+        declare(each.uri, ["blocked"])
+    fill(old.uri, ["blocked"], 10)
+    command = [sys.executable, "-c", PATIENT, "migrate", amqp_of(old), "--to", amqp_of(full), "--skip-definitions"]
+    options = ["--source-api", api_of(old), "--target-api", api_of(full), "--queues", "^blocked$"]
+    process = subprocess.Popen(
+        [*command, *options],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        preexec_fn=heed_interrupts,  # noqa: PLW1509 - it takes no lock
+    )
+    with process:
+        assert process.stderr is not None
+        try:
+            yield process, next(line for line in process.stderr if " waits, for " in line)
+        finally:
+            process.kill()
+    back: list[int] = []
+    wait_until(lambda: back.extend(drain(old.uri, "blocked")) or len(back) == 10)
+
+
+def test_a_new_broker_that_blocks_publishers_is_named_at_once(old: Node, full: Node) -> None:
+    with waiting(old, full) as (_, said):
+        assert re.search(r"waits, for (600|59\d) s more at most: the target blocks publishers: ", said), said
+
+
+def test_an_interrupt_does_not_wait_for_a_broker_that_blocks_publishers(old: Node, full: Node) -> None:
+    """It reads nothing, so it answers neither the end of a channel nor that of the connection."""
+    with waiting(old, full) as (process, _):
+        process.send_signal(signal.SIGINT)
+        _, rest = process.communicate(timeout=60)
+        assert process.returncode == 130 and "interrupted; run the same command again" in rest
+
+
+def test_a_second_interrupt_ends_the_command_at_once(old: Node, full: Node) -> None:
+    with waiting(old, full) as (process, _):
+        old.pause()
+        try:
+            process.send_signal(signal.SIGINT)
+            assert process.stderr is not None
+            assert "interrupted, closes its connections" in next(process.stderr)
+            process.send_signal(signal.SIGINT)
+            _, rest = process.communicate(timeout=60)
+            assert process.returncode == 130 and "ended at once; run the same command again" in rest
+        finally:
+            old.resume()
+
+
+def test_a_broker_that_stays_away_ends_the_run_and_every_queue_says_why(
+    old: Node, new: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moving, "PATIENCE_S", 0.3)
+    source = Broker("amqp://127.0.0.1:1", parse_uri("amqp://127.0.0.1:1"), None, Management(api_of(old)))
+    target = Broker(new.uri, parse_uri(new.uri), None, Management(api_of(new)))
+    items = [Item("/", name, False, 1, 0, 0, 0, True) for name in ("one", "two")]
+    waits: list[str] = []
+    plan = Plan(source, target, items=items)
+    mover = Mover(plan, Pace(), False, lambda item: None, lambda item, wait: waits.append(str(wait)))
+    asyncio.run(mover.run())
+    assert waits and "more at most" in waits[0]
+    assert all("no progress for 0.3 s" in item.problem and item.state == "left" for item in items)
 
 
 @pytest.mark.parametrize("kind", ["kvitto", "rabbitmq"])

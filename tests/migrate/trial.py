@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,20 +60,43 @@ def amqp_of(made: Node) -> str:
 
 
 @dataclass
-class Outcome:
-    """What arrived. `lost` and `doubled` count messages, `disordered` those that came behind a later one."""
+class Arrived:
+    """What arrived. `lost` and `doubled` count messages, `disordered` those that came behind a later one, `left` those at the source."""
 
-    messages: int
     lost: int = 0
     doubled: int = 0
     disordered: int = 0
-    foreign: int = 0
     left: int = 0
     kills: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
+
+    def note(self, numbers: Iterable[int], seen: bytearray) -> None:
+        """Compare the numbers of the messages of one queue, which rise if they are in order, and mark them as seen."""
+        last = -1
+        for number in numbers:
+            if seen[number]:
+                self.doubled += 1
+            else:
+                seen[number] = 1
+                self.disordered += number < last
+                last = number
+
+    def __str__(self) -> str:
+        return f"lost {self.lost}, doubled {self.doubled}, out of order {self.disordered}, left {self.left}"
+
+    @property
+    def killed(self) -> str:
+        """How often each was killed."""
+        return ", ".join(f"{count} of the {victim}" for victim, count in sorted(self.kills.items())) or "none"
+
+
+@dataclass
+class Outcome(Arrived):
+    """What a migration has brought. `foreign` are messages that nobody sent; `reports` are those of the runs that were not killed."""
+
+    foreign: int = 0
     runs: int = 0
     reports: list[Any] = field(default_factory=list)
-    """The reports of the runs that were not killed."""
 
 
 class Trial:
@@ -86,7 +109,7 @@ class Trial:
         self.queues = [f"q{n}" for n in range(queues)]
         self.random = random.Random(seed)
         self.rate = rate
-        self.outcome = Outcome(messages)
+        self.outcome = Outcome()
         self.victims = VICTIMS
 
     def run(self, kills: int, pause_s: tuple[float, float]) -> Outcome:
@@ -125,6 +148,8 @@ class Trial:
         self.random.shuffle(victims)
         process = self._begin()
         while True:
+            if victims:
+                self._wait_for_progress(process)
             try:
                 out, err = process.communicate(timeout=self.random.uniform(*pause_s) if victims else 600.0)
             except subprocess.TimeoutExpired:
@@ -144,6 +169,16 @@ class Trial:
             assert process.returncode == 3, (process.returncode, out, err)  # a management API was down
             process = self._begin()
 
+    def _wait_for_progress(self, process: subprocess.Popen[str]) -> None:
+        """A kill hits the work, and not the questions that come before it."""
+        before = self._arrived()
+        wait_until(lambda: process.poll() is not None or self._arrived() != before, START_S)
+
+    def _arrived(self) -> int:
+        with Connection(self.target.uri) as connection:
+            channel = connection.channel()
+            return sum(channel.queue_declare(queue, passive=True).message_count for queue in self.queues)
+
     def _begin(self) -> subprocess.Popen[str]:
         self.outcome.runs += 1
         for each in (self.source, self.target):
@@ -159,16 +194,9 @@ class Trial:
         outcome = self.outcome
         seen = bytearray(self.messages)
         for queue in self.queues:
-            last = -1
-            for number in drain(self.target.uri, queue):
-                if number >= self.messages:
-                    outcome.foreign += 1
-                elif seen[number]:
-                    outcome.doubled += 1
-                else:
-                    seen[number] = 1
-                    outcome.disordered += number < last
-                    last = number
+            numbers = list(drain(self.target.uri, queue))
+            outcome.note((number for number in numbers if number < self.messages), seen)
+            outcome.foreign += sum(number >= self.messages for number in numbers)
             outcome.left += sum(1 for _ in drain(self.source.uri, queue))
         outcome.lost = seen.count(0)
 

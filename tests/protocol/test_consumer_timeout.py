@@ -9,6 +9,7 @@ import pika.exceptions
 import pytest
 
 from kvitto.broker.administration.policies import policy
+from kvitto.protocol.timeouts import Timeouts
 from kvitto.wire import methods as m
 from kvitto.wire.methods import BasicDeliver, ChannelClose, Method, decode
 from kvitto.wire.spec import FRAME_METHOD
@@ -280,6 +281,102 @@ def test_policies_give_and_take_it(harness: ProtocolHarness) -> None:
     assert [number for number, _ in closed(wire)] == [2], "the queue's own timeout"
     pass_time(harness, 2 * TIMEOUT_MS + 2 * LATE_MS)
     assert [number for number, _ in closed(wire)] == [1]
+
+
+@pytest.mark.parametrize("later_ms", [500, 1001, 60_000, None])
+@pytest.mark.parametrize("taken", ["by a consumer that is cancelled", "by basic.get"])
+def test_what_no_consumer_of_the_queue_holds_keeps_its_timeout(
+    harness: ProtocolHarness, taken: str, later_ms: int | None
+) -> None:
+    """A16: whatever a policy gives to the queue afterwards (docs/policies.md)."""
+    set_timeout(harness, 1000)
+    wire = opened(harness)
+    publish(harness, "free", b"x")
+    say(wire, 1, *([m.BasicGet("free")] if "get" in taken else [m.BasicConsume("free", "c"), m.BasicCancel("c")]))
+    if later_ms is None:
+        harness.broker.vhosts["/"].clear_policy("policy", "p")
+    else:
+        set_timeout(harness, later_ms)
+    wire.frames()
+    pass_time(harness, 999)
+    assert not closed(wire)
+    pass_time(harness, 101)
+    assert [number for number, _ in closed(wire)] == [1]
+
+
+def test_a_get_after_a_policy_has_its_timeout_and_one_before_it_has_none(harness: ProtocolHarness) -> None:
+    """A16: also if one channel holds both."""
+    wire = opened(harness)
+    publish(harness, "free", b"x", b"y", b"z")
+    say(wire, 1, m.BasicGet("free"))
+    set_timeout(harness, 1000)
+    say(wire, 1, m.BasicGet("free"), m.BasicGet("free"), m.BasicAck(2))
+    say(wire, 1, m.BasicAck(3))
+    wire.frames()
+    pass_time(harness, 2 * TIMEOUT_MS)
+    assert not closed(wire)
+    publish(harness, "free", b"w")
+    say(wire, 1, m.BasicGet("free"))
+    wire.frames()
+    pass_time(harness, 1100)
+    assert [number for number, _ in closed(wire)] == [1]
+
+
+def test_a_get_that_had_to_wait_has_its_timeout(harness: ProtocolHarness) -> None:
+    """A16: the channel held nothing and had no consumer when it was looked at."""
+    wire = opened(harness)
+    publish(harness, "q", b"x")
+    queue = harness.broker.vhosts["/"].queues["q"]
+    queue.begin_return()
+    wire.put(1, m.BasicGet("q"))
+    for _ in range(3):
+        harness.clock.advance(TIMEOUT_MS / 10_000)
+        harness.broker.tick()
+        harness.turn()
+    queue.end_return()
+    harness.settle_down()
+    assert queue.unacked == 1
+    wire.frames()
+    pass_time(harness, TIMEOUT_MS + LATE_MS)
+    assert [number for number, _ in closed(wire)] == [1]
+
+
+def test_a_policy_looks_at_one_timeout_for_each_consumer(
+    harness: ProtocolHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A channel may have 1,600 timeouts, and a queue 10,000 consumers: a policy that looked at all of them took 1.5 s of CPU."""
+    wire = opened(harness, m.BasicConsume("free", "c"))
+    say(wire, 1, m.BasicConsume("q", "own", arguments={"x-consumer-timeout": 5000}))
+    publish(harness, "free", b"x")
+    set_timeout(harness, 60_000)
+    pass_time(harness, 10_000)
+
+    def all_of_them(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(Timeouts, "look_again", all_of_them)
+    for ms in (5000, 60_000, 5000):
+        set_timeout(harness, ms)
+    wire.frames()
+    pass_time(harness, 5500)
+    assert [number for number, _ in closed(wire)] == [1]
+
+
+def test_what_cancelled_consumers_and_earlier_policies_had_is_not_watched(harness: ProtocolHarness) -> None:
+    """A16: one consumer that stays keeps no memory for the timeouts of all that were there before."""
+    wire = opened(harness, m.BasicConsume("free", "stays"))
+    for k in range(1, 200):
+        ms = 1000 + 997 * k * k
+        say(wire, 1, m.BasicConsume("free", "goes", arguments={"x-consumer-timeout": ms}), m.BasicCancel("goes"))
+        set_timeout(harness, 2 * ms)
+    (watches,) = harness.hub.timeouts._watches.values()
+    assert len(watches) <= 12
+    pass_time(harness, 2 * ms)
+    assert len(harness.hub.timeouts._channels) <= 12
+    wire.frames()
+    publish(harness, "free", b"x")
+    pass_time(harness, 2 * ms + ms // 5)
+    assert len(closed(wire)) == 1, "the policy that is there now counts"
 
 
 def test_pika(port: int, name: str) -> None:

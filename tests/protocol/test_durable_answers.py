@@ -35,6 +35,7 @@ CHANGING: list[tuple[tuple[Method, ...], Method, type[Method]]] = [
     ((), m.StageOpen("w", 0, "t"), m.StageOpenOk),
     ((m.StageOpen("w", 0, "t"),), m.StageCommit("w", 0, b"t"), m.StageCommitOk),
     ((m.StageOpen("w", 0, "t"),), m.StageForget("w"), m.StageForgetOk),
+    ((m.StageOpen("w", 0, "t"),), m.StageClaim("w", "other"), m.StageClaimOk),
     ((m.LogAttach("held", "g"),), m.LogHold("held", "g", "", 0, 100), m.LogHoldOk),
     ((m.LogAttach("held", "g"), m.LogHold("held", "g", "", 0, 100)), m.LogDetach("held", "g"), m.LogDetachOk),
     ((AUTO, m.BasicConsume("auto", "c")), m.BasicCancel("c"), m.BasicCancelOk),

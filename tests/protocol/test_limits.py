@@ -12,6 +12,7 @@ from kvitto.base import limits
 from kvitto.base.limits import DEFAULTS
 from kvitto.broker import vhost as vhosts
 from kvitto.protocol.connection import INPUT_PAUSE
+from kvitto.protocol.methods import HANDLERS
 from kvitto.protocol.states import RUNNING
 from kvitto.wire import methods as m
 from kvitto.wire.methods import Method, frame
@@ -93,10 +94,12 @@ def test_deeply_nested_tables_close_the_connection() -> None:
     """Limit TABLE_DEPTH_MAX."""
     harness = ProtocolHarness()
     wire = harness.wire()
-    table: dict[str, Any] = {}
-    for _ in range(limits.TABLE_DEPTH_MAX + 2):
-        table = {"k": table}
-    kind, code, text = close_of(ask(wire, m.QueueDeclare("a", arguments=table)))
+    table = bytes(4)
+    for _ in range(limits.TABLE_DEPTH_MAX + 2):  # Kvitto does not write such tables itself
+        table = (3 + len(table)).to_bytes(4, "big") + b"\x01kF" + table
+    wire.feed(frame(FRAME_METHOD, 1, m.QueueDeclare("a").encode()[:-4] + table))
+    harness.settle_down()
+    kind, code, text = close_of(wire.methods())
     assert (kind, code) == (m.ConnectionClose, 501) and "nested deeper than 32" in text
     assert harness.broker.refused["table_depth"] == 1
     check_others(harness)
@@ -390,4 +393,18 @@ def test_a_peer_that_never_reads_is_not_read_from_either() -> None:
         sent += 1
     assert not wire.reading and wire.connection.output.buf.n < INPUT_PAUSE + MIB
     wire.connection.lost()
+    check_others(harness)
+
+
+def test_a_peer_is_told_that_the_system_gives_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found with all limits reached at once and `prlimit --as`: it was told of an internal error."""
+
+    def declare(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setitem(HANDLERS, m.ExchangeDeclare, declare)
+    harness = ProtocolHarness()
+    wire = harness.wire()
+    what = "RESOURCE_ERROR - the system gives the broker no more memory"
+    assert close_of(ask(wire, m.ExchangeDeclare("x"))) == (m.ConnectionClose, 506, what)
     check_others(harness)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kvitto.store import pieces
 from kvitto.wire import methods as m
 from tests.protocol.raw import NO_PROPERTIES, content
 from tests.protocol.sansio import ProtocolHarness, Wire
@@ -41,6 +42,9 @@ def failing_harness(arguments: dict[str, Any]) -> Iterator[ProtocolHarness]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bad, "write", failing)
         yield harness
+
+
+SHORT: dict[str, Any] = {"x-max-length": 1, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "good"}
 
 
 def publisher(harness: ProtocolHarness) -> Wire:
@@ -149,3 +153,26 @@ def test_an_alarm_says_so_and_a_restart_brings_it_back_with_its_messages_flagged
         (got,) = wire.methods()
         assert isinstance(got, m.BasicGetOk) and got.redelivered is flagged
     assert not again.broker.faults.restored
+
+
+def test_what_settles_messages_that_it_never_wrote_does_not_hold_up_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record waited until they would be durable: each sync asked for another one, and no transaction of anybody was committed."""
+    monkeypatch.setattr(pieces, "WHOLE_BYTES", 100)
+    monkeypatch.setattr(pieces, "SLICE_BYTES", 50)  # so the messages are dead before they are written
+    harness = ProtocolHarness()
+    wire, other = harness.wire(), harness.wire()
+    wire.put(1, m.QueueDeclare("bad", durable=True, arguments=SHORT), m.QueueDeclare("good", durable=True))
+    harness.settle_down()
+    other.put(1, m.TxSelect())
+    harness.settle_down()
+    other.frames()
+    for _ in range(3):
+        wire.feed(content(1, m.BasicPublish("", "bad"), NO_PROPERTIES, bytes(100)))
+    harness.turn()
+    harness.broker.vhosts["/"].queues["bad"].contain(RuntimeError("a bug"))
+    other.feed(content(1, m.BasicPublish("", "good"), NO_PROPERTIES, b"tx"))
+    other.feed(content(1, m.BasicPublish("amq.fanout", ""), NO_PROPERTIES, b"tx"))
+    other.put(1, m.TxCommit())
+    harness.settle_down()
+    assert [type(method) for method in other.methods()] == [m.TxCommitOk]
+    assert harness.broker.vhosts["/"].queues["good"].ready == 1

@@ -42,6 +42,7 @@ REFUSED: list[Method] = [
     m.StageCommit("writer", 1, b""),
     m.StageLast("writer"),
     m.StageForget("writer"),
+    m.StageClaim("writer", "task"),
 ]
 """Each is a 403 on the channel."""
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from kvitto.broker.administration import histories
+from kvitto.broker.queues.look import Look, looks
+from kvitto.broker.queues.queue import Queue
+from kvitto.broker.queues.work_queue import WorkQueue
 from kvitto.broker.routing.recent_history import RecentHistoryIndex
+from kvitto.broker.transfers.copying import copies
 from kvitto.wire import methods as m
 from kvitto.wire.methods import frame
 from kvitto.wire.spec import FRAME_METHOD
@@ -286,6 +291,94 @@ def test_a_long_history_is_sent_in_pieces(monkeypatch: pytest.MonkeyPatch) -> No
     for _ in range(100):
         wire.harness.settle_down()
     assert got(wire, "q") == [str(i) for i in range(3000)]
+
+
+def test_histories_are_sent_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each was begun by its binding and kept a message, of up to 64 MiB, while it waited for all others."""
+    begun: list[int] = [0, 0]
+
+    def counting(queue: WorkQueue, most: int) -> Iterator[Look | None]:
+        begun[0] += 1
+        begun[1] = max(begun)
+        try:
+            yield from looks(queue, most)
+        finally:
+            begun[0] -= 1
+
+    monkeypatch.setattr(histories, "AT_ONCE", 1)
+    monkeypatch.setattr(histories, "AT_ONCE_BYTES", 1000)
+    monkeypatch.setattr(histories, "looks", counting)
+    wire = ProtocolHarness().wire()
+    wire.put(2, m.ChannelOpen())
+    exchange(wire, "x", 20)
+    texts = [str(number) * 40_000 for number in range(10, 20)]
+    put(wire, *texts)
+    names = [f"q{number}" for number in range(30)]
+    for name in names:
+        ask(wire, 2, m.QueueDeclare(name, durable=True))
+    vhost = wire.harness.broker.vhosts["/"]
+    for name in names:
+        vhost.bind("x", vhost.queue(name), "", {})
+    wire.harness.settle_down()
+    assert begun[0] == 0 and begun[1] <= 2
+    for name in names:
+        assert got(wire, name) == texts
+
+
+def test_a_small_history_does_not_wait_for_others(wire: Wire) -> None:
+    exchange(wire, "long", 5000)
+    for number in range(3000):
+        publish(wire, 1, "long", "key", b"%d" % number)
+    put(wire, *"abc")
+    for name in ("q", "small"):
+        ask(wire, 2, m.QueueDeclare(name, durable=True))
+    vhost = wire.harness.broker.vhosts["/"]
+    queues = vhost.queues
+    vhost.bind("long", queues["q"], "", {})
+    vhost.bind("x", queues["small"], "", {})
+    assert queues["q"].next < 500 and queues["small"].next == 3
+    wire.harness.settle_down()
+    assert queues["q"].next == 3000
+
+
+def test_what_is_published_while_a_history_waits_comes_once(wire: Wire) -> None:
+    """The history had it, too, when its turn came."""
+    exchange(wire, "long", 5000)
+    for number in range(3000):
+        publish(wire, 1, "long", "key", b"%d" % number)
+    exchange(wire, "large", 4)
+    texts = [letter * 10_000 for letter in "abcd"]
+    for text in texts:
+        publish(wire, 1, "large", "key", text.encode())
+    for name in ("q", "other"):
+        ask(wire, 2, m.QueueDeclare(name, durable=True))
+    vhost = wire.harness.broker.vhosts["/"]
+    vhost.bind("long", vhost.queues["other"], "", {})
+    vhost.bind("large", vhost.queues["q"], "", {})
+    publish(wire, 1, "large", "key", b"new")
+    wire.harness.settle_down()
+    assert sorted(got(wire, "q")) == [*texts[1:], "new"]
+
+
+def test_a_history_that_fails_holds_up_no_other(monkeypatch: pytest.MonkeyPatch, wire: Wire) -> None:
+    exchange(wire, "long", 5000)
+    for number in range(1000):
+        publish(wire, 1, "long", "key", b"%d" % number)
+    wire.harness.settle_down()
+    for name in ("first", "second"):
+        ask(wire, 2, m.QueueDeclare(name, durable=True))
+    vhost = wire.harness.broker.vhosts["/"]
+    queues = vhost.queues
+    vhost.bind("long", queues["first"], "", {})
+    vhost.bind("long", queues["second"], "", {})
+
+    def failing(to: list[Queue], *rest: Any) -> Iterator[bool]:
+        assert to[0].name != "first", "as a mistake would"
+        return copies(to, *rest)
+
+    monkeypatch.setattr(histories, "copies", failing)
+    wire.harness.settle_down()
+    assert queues["first"].next < 1000 and queues["second"].next == 1000 and not vhost.senders.busy
 
 
 def test_the_destination_goes_while_the_history_is_sent(wire: Wire) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import Any
 
+import pytest
+
+from kvitto.store.batch import Stored
 from kvitto.wire import methods as m
 from kvitto.wire.methods import BasicDeliver, BasicReturn, ChannelClose, Method, decode, frame
 from kvitto.wire.properties import Properties
@@ -392,3 +396,147 @@ def test_a_start_that_ends_the_deletion_of_an_archived_queue_first_loses_no_comm
     last = ask(taker, 2, m.StageLast("w"))
     assert isinstance(last, m.StageLastOk) and last.last == 0
     assert bodies(taker, 2, "q") == [b"%d" % n for n in range(10)]
+
+
+def claim(wire: Wire, channel: int, task: str) -> Method:
+    return ask(wire, channel, m.StageClaim("w", task))
+
+
+def test_a_claim_ends_the_stages_of_all_other_tasks() -> None:
+    """A commit that a killed task had sent came after its successor had asked for the last batch, and both were published."""
+    harness = ProtocolHarness()
+    wire = opened(harness)
+    answer = claim(wire, 1, "t")
+    assert isinstance(answer, m.StageClaimOk) and answer.last == NONE
+    stage(wire, 3, "t")
+    publish(wire, 1, "", "q", b"old")
+    harness.settle_down()
+    successor = harness.wire()
+    wire.put(4, m.ChannelOpen())
+    assert isinstance(claim(wire, 4, "next"), m.StageClaimOk) and not harness.broker.stages.open_stages
+    late = ask(successor, 1, m.StageCommit("w", 3, b"t"))
+    assert isinstance(late, ChannelClose) and late.reply_code == 406
+    assert late.reply_text.startswith("PRECONDITION_FAILED - writer 'w' was claimed by task 'next', not by 't'")
+    for method in (m.StageOpen("w", 4, "t"), m.StageCommit("w", 4, b"next\nt"), m.StageCommit("w", 4, b"")):
+        refused = ask(harness.wire(), 1, method)
+        assert isinstance(refused, ChannelClose) and "was claimed by task 'next'" in refused.reply_text
+    stage(wire, 5, "next", 4)
+    publish(wire, 4, "", "q", b"new")
+    assert isinstance(commit(wire, 5, "next"), m.StageCommitOk)
+    assert bodies(wire, 2, "q") == [b"new"]
+
+
+def test_a_claim_waits_for_the_commits_that_came_before_it() -> None:
+    harness = ProtocolHarness()
+    wire, successor = opened(harness), harness.wire()
+    stage(wire, 7)
+    publish(wire, 1, "", "q", b"x")
+    harness.settle_down()
+    wire.frames()
+    wire.put(2, m.StageCommit("w", 7, b"t"))
+    harness.turn()
+    successor.put(1, m.StageClaim("w", "next"))
+    harness.turn()
+    assert not [a for a in successor.methods() if isinstance(a, m.StageClaimOk)]
+    harness.settle_down()
+    harness.settle_down()
+    assert [a.last for a in successor.methods() if isinstance(a, m.StageClaimOk)] == [7]
+    assert [a.fresh for a in wire.methods() if isinstance(a, m.StageCommitOk)] == [True]
+
+
+def test_a_claim_waits_for_a_commit_whose_messages_are_not_durable() -> None:
+    harness = ProtocolHarness()
+    wire, successor = opened(harness), harness.wire()
+    stage(wire, 7)
+    publish(wire, 1, "", "q", b"x")
+    wire.put(2, m.StageCommit("w", 7, b"t"))
+    successor.put(1, m.StageClaim("w", "next"))
+    harness.turn()
+    assert harness.broker.stages.writers["/", "w"].waiting
+    for _ in range(3):
+        harness.settle_down()
+    assert [a.last for a in successor.methods() if isinstance(a, m.StageClaimOk)] == [7]
+
+
+def test_what_is_claimed_without_a_commit_is_forgotten_after_a_day() -> None:
+    harness = ProtocolHarness()
+    wire = opened(harness)
+    for task in ("", "a\nb"):
+        refused = claim(wire, 1, task)
+        assert isinstance(refused, ChannelClose) and refused.reply_code == 406
+        wire.put(1, m.ChannelCloseOk(), m.ChannelOpen())
+    assert isinstance(claim(wire, 1, "t"), m.StageClaimOk)
+    assert isinstance(ask(wire, 1, m.StageForget("w")), m.StageForgetOk)
+    assert [writer.owner for writer in harness.broker.stages.writers.values()] == ["t"]
+    for _ in range(24 * 6 + 12):
+        harness.clock.advance(600.0)
+        harness.broker.tick()
+        harness.settle_down()
+    assert not harness.broker.stages.writers
+    assert isinstance(ask(wire, 2, m.StageOpen("w", 1, "other")), m.StageOpenOk)
+
+
+LARGE = 3 << 20
+
+
+def publish_large(wire: Wire, channel: int, key: str, fill: bytes, **properties: Any) -> None:
+    method = m.BasicPublish("", key)
+    header = b"\0\x3c\0\0" + LARGE.to_bytes(8, "big") + Properties(**properties).encode()
+    wire.feed(frame(FRAME_METHOD, channel, method.encode()) + frame(FRAME_HEADER, channel, header))
+    for _ in range(LARGE >> 16):
+        wire.feed(frame(FRAME_BODY, channel, fill * (1 << 16)))
+        wire.harness.settle_down()
+
+
+def pass_time(harness: ProtocolHarness, turns: int = 5) -> None:
+    for _ in range(turns):
+        harness.clock.advance(1.0)
+        harness.broker.tick()
+        harness.settle_down()
+
+
+@pytest.mark.parametrize("copies", [False, True])
+def test_large_messages_that_wait_for_a_full_queue_are_not_in_memory(copies: bool) -> None:
+    """Each stage had read the body of its first message, up to 128 MiB, and kept it for as long as the queue was full."""
+    harness = ProtocolHarness()
+    wire = opened(harness, **{"x-max-length": 1, "x-overflow": "reject-publish"})
+    for n in range(4):
+        wire.put(10 + n, m.ChannelOpen())
+        ask(wire, 10 + n, m.ConfirmSelect(False))
+        assert isinstance(ask(wire, 10 + n, m.StageOpen(f"w{n}", 0, "t")), m.StageOpenOk)
+        publish_large(wire, 10 + n, "q", b"%d" % n, headers={"CC": ["nowhere"]} if copies else {})
+        ask(wire, 2, m.StageCommit(f"w{n}", 0, b"t"))
+        pass_time(harness)
+    waiting = [writer.moving[0] for writer in harness.broker.stages.writers.values() if writer.moving]
+    assert len(waiting) == 3 and [stage.body for stage in waiting] == [None] * 3
+    for left in (3, 2, 1, 0):
+        assert ask(wire, 2, m.QueuePurge("q")) == m.QueuePurgeOk(1)
+        pass_time(harness, 20)
+        assert sum(bool(writer.moving) for writer in harness.broker.stages.writers.values()) == max(left - 1, 0)
+
+
+def test_one_large_body_of_all_stages_is_read_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    under_way, most = 0, 0
+    take = Stored.take
+
+    def counted(stored: Stored) -> Generator[None, None, Any]:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        found = yield from take(stored)
+        under_way -= 1
+        return found
+
+    harness = ProtocolHarness()
+    wire = opened(harness)
+    wires = [harness.wire() for _ in range(3)]
+    for n, each in enumerate(wires):
+        ask(each, 1, m.ConfirmSelect(False))
+        assert isinstance(ask(each, 1, m.StageOpen(f"w{n}", 0, "t")), m.StageOpenOk)
+        publish_large(each, 1, "q", b"%d" % n)
+    monkeypatch.setattr(Stored, "take", counted)
+    for n, each in enumerate(wires):
+        each.put(1, m.StageCommit(f"w{n}", 0, b"t"))
+    pass_time(harness, 20)
+    assert (most, under_way) == (1, 0)
+    assert ask(wire, 2, m.QueuePurge("q")) == m.QueuePurgeOk(3)

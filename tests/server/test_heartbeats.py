@@ -141,3 +141,20 @@ def test_a_connection_that_is_gone_takes_no_memory_until_its_next_beat() -> None
     assert gone() is None
     loop.run(300)
     assert not loop.timers
+
+
+def test_connections_that_come_and_go_take_no_memory_until_they_would_have_been_due() -> None:
+    """A peer may agree to 18 hours, and come again a thousand times in a second."""
+    loop = Loop()
+    beats, there = heartbeats(loop), [Peer(loop, 1 + k % 60) for k in range(300)]
+    for peer in there:
+        beats.watch(peer)
+    for k in range(20_000):
+        peer = Peer(loop, 65_535)
+        beats.watch(peer)
+        peer.state = CLOSING
+        assert len(beats._due) <= 2 * (len(there) + 200), k
+        if k % 3:
+            del peer
+    loop.run(10)
+    assert all(len(peer.beats) == 20 // peer.heartbeat for peer in there)

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+import kvitto
 from kvitto.base.config import Config
 from kvitto.base.errors import StoreError
-from kvitto.server.driving import IDLE_BYTES
+from kvitto.server.driving import IDLE_BYTES, QUICK, WITHOUT
 from kvitto.server.poller import run as run_loop
 from kvitto.server.server import Server
+from kvitto.store.commit import Commit
 from kvitto.store.disk import RealDisk
 from tests.support.harness import BrokerHarness
 from tests.support.simdisk import SimDisk
@@ -73,6 +75,76 @@ def test_a_busy_broker_has_one_turn_in_each_round_of_the_loop(tmp_path: Path) ->
         server.store.commits.when_announced = lambda *_: None  # type: ignore[method-assign]
         assert turns <= rounds + synced + 1
         await server.stop()
+
+    run_loop(asyncio.wait_for(main(), 60))
+
+
+def test_nobody_waits_for_two_commits_with_settlement_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A confirm waits for up to three commits, and those with settlement logs are slow."""
+    monkeypatch.setattr("kvitto.server.driving.SETTLEMENT_LOGS_PER_COMMIT", 2)
+
+    async def main() -> None:
+        server = Server(Config(data_dir=tmp_path, port=0, http_port=None))
+        await server.start()
+        store = server.store
+        seen: list[Commit] = []
+        queues = [f"q{number}" for number in range(20)]
+        async with kvitto.connect(f"amqp://127.0.0.1:{server.port}") as connection, connection.channel() as channel:
+            for name in queues:
+                await channel.queue(name, durable=True)
+                await channel.publish(b"x", name)
+            store.commits.begun = seen.append
+            for name in queues:
+                message = await channel.get(name)
+                assert message is not None
+                message.ack()
+
+            async def publish() -> None:
+                while sum(len(commit.acks) for commit in seen) < len(queues):
+                    await channel.publish(b"x", queues[0])
+
+            await asyncio.gather(*(publish() for _ in range(5)))
+        await server.stop()
+        for earlier, before, commit in zip(seen, seen[1:], seen[2:], strict=False):
+            if commit.acks and not commit.begins and (commit.hurried or commit.announcements):
+                assert not earlier.acks and not before.acks
+
+    run_loop(asyncio.wait_for(main(), 60))
+
+
+def test_new_files_do_not_keep_settlements_from_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A11: while every other commit was full of new files, there was one commit per second with settlement logs."""
+    monkeypatch.setattr("kvitto.server.driving.SETTLEMENT_LOGS_PER_COMMIT", 2)
+    monkeypatch.setattr("kvitto.server.driving.NEW_FILES_PER_COMMIT", 4)
+    monkeypatch.setattr("kvitto.broker.queues.first_writes.NEW_FILES_PER_COMMIT", 4)
+    monkeypatch.setattr("kvitto.broker.turning.FIRST_COST", 1)
+
+    async def main() -> None:
+        server = Server(Config(data_dir=tmp_path, port=0, http_port=None))
+        await server.start()
+        commits = server.store.commits
+        settled, new = [f"q{number}" for number in range(20)], [f"n{number}" for number in range(200)]
+        longest = without = 0
+
+        def begun(commit: Commit) -> None:
+            nonlocal longest, without
+            without = without + 1 if commits.rest and not commit.acks else 0
+            longest = max(longest, without)
+            if not commits.rest:
+                server._full_sync_at = 0.0  # the next one begins a full sync
+
+        async with kvitto.connect(f"amqp://127.0.0.1:{server.port}") as connection, connection.channel() as channel:
+            for name in (*settled, *new):
+                await channel.queue(name, durable=True)
+            await asyncio.gather(*(channel.publish(b"x", name) for name in settled))
+            messages = [await channel.get(name) for name in settled]
+            commits.begun = begun
+            for message in messages:
+                assert message is not None
+                message.ack()
+            await asyncio.gather(*(channel.publish(b"x", name) for name in new))
+        await server.stop()
+        assert 0 < longest <= WITHOUT + QUICK + 1
 
     run_loop(asyncio.wait_for(main(), 60))
 

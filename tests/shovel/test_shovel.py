@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,11 @@ import kvitto
 from kvitto.client import Connection
 from kvitto.wire import methods as m
 from kvitto.wire.properties import Properties
-from tests.migrate.trial import Steady
+from tests.alike.conftest import answers
+from tests.http.api import Http
+from tests.migrate.trial import Steady, api_of, node
 from tests.shovel.running import bodies, count, declare, publish, shovelling
+from tests.shovel.trial import Trial, shovel_process
 from tests.support.wait import wait_until
 
 
@@ -115,24 +119,79 @@ def test_a_destination_that_is_full_blocks_and_loses_nothing(broker: kvitto.Brok
     assert sorted(got) == [b"%d" % n for n in range(5)]
 
 
-def test_it_goes_on_after_either_side_was_killed(tmp_path: Path) -> None:
+@pytest.fixture
+def sides(tmp_path: Path) -> Iterator[tuple[Steady, Steady]]:
+    """A source with the queue `a`, and a target. Both may be killed, and come back at their addresses."""
     source, target = Steady(tmp_path / "a"), Steady(tmp_path / "b")
     try:
         source.start(), target.start()
         declare(source.uri, "a")
-        ends = {"src_uri": source.uri, "src_queue": "a", "dest_uri": target.uri, "dest_queue": "b"}
-        with shovelling(**ends, ack_mode="on-commit") as shovel:
-            sent = 0
-            for killed in (source, target, source, target):
-                publish(source.uri, "a", *(b"%d" % n for n in range(sent, sent + 1000)))
-                sent += 1000
-                wait_until(lambda: shovel.status.moved >= sent - 900)  # noqa: B023 - called at once
-                killed.kill()
-                wait_until(lambda: shovel.status.state == "terminated" or shovel.status.failures > 0)
-                killed.start()
-            wait_until(lambda: count(target.uri, "b") == sent, 60.0)
-            wait_until(lambda: count(source.uri, "a") == 0)
-        assert bodies(target.uri, "b") == [b"%d" % n for n in range(sent)]
+        yield source, target
     finally:
         source.close()
         target.close()
+
+
+def between(source: Steady, target: Steady) -> dict[str, str]:
+    """The settings of a shovel from queue `a` to queue `b`."""
+    return {"src_uri": source.uri, "src_queue": "a", "dest_uri": target.uri, "dest_queue": "b"}
+
+
+def test_it_goes_on_after_either_side_was_killed(sides: tuple[Steady, Steady]) -> None:
+    source, target = sides
+    with shovelling(**between(source, target), ack_mode="on-commit") as shovel:
+        sent = 0
+        for killed in (source, target, source, target):
+            publish(source.uri, "a", *(b"%d" % n for n in range(sent, sent + 1000)))
+            sent += 1000
+            wait_until(lambda: shovel.status.moved >= sent - 900)  # noqa: B023 - called at once
+            killed.kill()
+            wait_until(lambda: shovel.status.state == "terminated" or shovel.status.failures > 0)
+            killed.start()
+        wait_until(lambda: count(target.uri, "b") == sent, 60.0)
+        wait_until(lambda: count(source.uri, "a") == 0)
+    assert bodies(target.uri, "b") == [b"%d" % n for n in range(sent)]
+
+
+def test_a_shovel_that_was_told_to_end_does_so_though_its_source_has_died(sides: tuple[Steady, Steady]) -> None:
+    """The ack to the dead source failed in place of the cancellation, and the shovel went on for ever, beside its successor."""
+    source, target = sides
+    try:
+        with shovelling(**between(source, target)) as shovel:
+            publish(source.uri, "a", *(b"%d" % n for n in range(500)))
+            wait_until(lambda: shovel.status.moved > 0)
+            target.pause()
+            publish(source.uri, "a", b"500")
+            wait_until(lambda: shovel.status.state == "blocked" or count(source.uri, "a") == 0)
+            source.kill()
+            threading.Timer(0.3, target.resume).start()
+        # the end of the block waits for the shovel's end
+    finally:
+        target.resume()
+
+
+def test_no_process_of_shovels_outlives_a_broker_that_was_killed(tmp_path: Path) -> None:
+    broker = Steady(tmp_path)
+    try:
+        broker.start()
+        wait_until(lambda: answers(api_of(broker)))
+        value = {"src-uri": "amqp://", "src-queue": "a", "dest-uri": "amqp://", "dest-queue": "b"}
+        path = "/api/parameters/shovel/%2f/s"
+        for orderly in (False, True):
+            assert Http(api_of(broker)).call("PUT", path, {"value": value}).status in (201, 204)
+            pid = wait_until(lambda: shovel_process(broker.pid))
+            broker.stop() if orderly else broker.kill()
+            wait_until(lambda: not Path(f"/proc/{pid}").exists())  # noqa: B023 - called at once
+            broker.start()
+            wait_until(lambda: answers(api_of(broker)))
+    finally:
+        broker.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ack_mode", ["on-confirm", "on-commit"])
+def test_nothing_is_lost_under_kills_of_either_side_and_of_the_process(tmp_path: Path, ack_mode: str) -> None:
+    with node("kvitto", tmp_path / "a") as source, node("kvitto", tmp_path / "b") as target:
+        outcome = Trial(source, target, source, seed=1, rate=1000, **{"ack-mode": ack_mode}).run(6, (0.1, 0.5))
+    assert (outcome.lost, outcome.left) == (0, 0) and sum(outcome.kills.values()) == 6
+    assert not outcome.doubled or ack_mode == "on-confirm"

@@ -19,6 +19,8 @@ from tests.sim.result import Result
 WANTED = {
     "power": 100_000,
     "tx": 10_000,
+    "consumers": 10_000,
+    "policies": 10_000,
     "torn": 20_000,
     "bitflip": 10_000,
     "eio": 1_500,
@@ -27,7 +29,7 @@ WANTED = {
     "backup": 2_000,
 }
 """States or failures of each kind that a full run tries."""
-PARTS = {"power": 0.2, "tx": 0.2, "replica": 0.5}
+PARTS = {"power": 0.2, "tx": 0.2, "consumers": 0.2, "policies": 0.2, "replica": 0.5}
 """Of the operations of a run, where all of them would be many states of few lives. A run that is repeated tries all."""
 
 
@@ -37,7 +39,7 @@ def main(arguments: list[str]) -> int:
     first = secrets.randbits(32) if options.seed is None else options.seed
     form = "compiled" if kvitto.compiled() else "interpreted"
     print(f"kvitto {kvitto.__version__}, {form}; seeds from {first}", flush=True)
-    print(f"{'kind':<9}{'tried':>9}{'runs':>7}{'findings':>10}{'seconds':>9}   notes", flush=True)
+    print(f"{'kind':<10}{'tried':>9}{'runs':>7}{'findings':>10}{'seconds':>9}   notes", flush=True)
     wrong, stopped = 0, False
     for kind in options.kind:
         started = time.monotonic()
@@ -62,7 +64,7 @@ def tell(kind: str, results: list[Result], seconds: float) -> int:
     notes = sum((result.notes for result in results), Counter[str]())
     tried = sum(result.tried for result in results)
     told = ", ".join(f"{name}: {count}" for name, count in sorted(notes.items()))
-    print(f"{kind:<9}{tried:>9}{len(results):>7}{len(findings):>10}{seconds:>9.1f}   {told}", flush=True)
+    print(f"{kind:<10}{tried:>9}{len(results):>7}{len(findings):>10}{seconds:>9.1f}   {told}", flush=True)
     for seed, text in findings:
         print(f"  make sim KIND={kind} SEED={seed}: {text}", flush=True)
     return len(findings)

@@ -6,76 +6,48 @@ It publishes, commits and declares on one connection, and consumes on another: t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from random import Random
 from typing import Any
 
 from kvitto.store.commit import Commit
 from kvitto.store.disk import Bytes
 from kvitto.wire import methods as m
-from kvitto.wire.methods import BasicDeliver, BasicGetOk, Method
+from kvitto.wire.methods import BasicAck, BasicDeliver, BasicGetOk, BasicNack, Method
 from kvitto.wire.properties import Properties
-from tests.protocol.sansio import ProtocolHarness
-from tests.sim.ledger import Ledger, Transaction
-from tests.sim.workload import CONFIRMS, TX, Client, content
+from tests.protocol.sansio import Frame, ProtocolHarness
+from tests.sim.committing import Committing
+from tests.sim.imports import Imports
+from tests.sim.lateness import SLOW, Lateness
+from tests.sim.ledger import Ledger
+from tests.sim.plan import (
+    COMPARING,
+    DEAD,
+    DELAYS_MS,
+    DUE,
+    FANOUT,
+    FAVOURITES,
+    HIDDEN,
+    ONCE,
+    PASSED,
+    PASSING,
+    PLAIN_QUEUES,
+    POSTPONED,
+    POSTPONING,
+    PROBE,
+    SIZES,
+    TEMPORARY,
+    TO_DEAD,
+    Plan,
+    keyed,
+)
+from tests.sim.ruling import Ruling
+from tests.sim.setup import RULED
+from tests.sim.singles import CHANNELS, SINGLE, Singles
+from tests.sim.workload import CONFIRMS, STAGE, Client, content
+from tests.support.simdisk import FillingDisk
 
-INBOX, STAGE, DRIVER = 4, 5, 6
-WRITER = "w"
-FANOUT = "amq.fanout"
-Plan = dict[str, dict[str, object]]
-"""Queue -> its arguments."""
-
-PLAIN_QUEUES = ("a", "b", "c")
-DEAD = "dead"
-TO_DEAD: dict[str, object] = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": DEAD}
-TEMPORARY = "temporary"
-PROBE = "probe"
-POSTPONING = "postponing"
-"""An exchange that delays; what it has delayed comes to the queue DUE."""
-POSTPONED = "postponed"
-"""What waits there, as if it were a queue: the oracle takes it for one whose messages become dead letters in DUE."""
-DUE = "due"
-DELAYS_MS = (1, 300, 1100, 4000, 60_000)
-SIZES = (12, 60, 60, 300, 1700)
-
-
-ONCE = "once"
-"""A queue with deduplication: the key of a message is its body."""
-
-FAVOURITES = ("kept", "log", ONCE)
-"""Queues whose files do more than those of others; if one is there, it sometimes has most of what happens."""
-
-
-def plan(rng: Random, transactions: bool = False) -> Plan:
-    """Which queues a run has; only plain ones and one with dead letters if it is about `transactions`."""
-    queues: Plan = {name: {} for name in (DEAD, *PLAIN_QUEUES)}
-    queues["work"] = dict(TO_DEAD)
-    if transactions:
-        return queues
-    if rng.random() < 0.5:
-        queues["work"]["x-delivery-limit"] = rng.choice((0, 1, 2))
-    others: Plan = {
-        "brief": {"x-message-ttl": 3000},
-        "short": {"x-max-length": rng.choice((1, 4))},
-        "strict": {"x-max-length": 4, "x-overflow": "reject-publish"},
-        "ranked": {"x-max-priority": 4},
-        "later": {"x-retry-delay-min": 500, "x-retry-delay-max": 2000},
-        "kept": {"x-archive": True},
-        ONCE: {"x-message-deduplication": True, "x-cache-size": 1000},
-        "log": {"x-queue-type": "stream", "x-max-length": 12, "x-stream-max-segment-size-bytes": 700},
-    }
-    favourite = rng.choice(("", *FAVOURITES))
-    for name in sorted({*rng.sample(sorted(others), rng.randint(1, 3)), *filter(None, [favourite])}):
-        queues[name] = others[name]
-        if name in ("brief", "short", "kept", ONCE) and rng.random() < 0.6:
-            queues[name] |= TO_DEAD
-    if rng.random() < 0.4:
-        queues[DUE] = {}
-    return queues
-
-
-def keyed(body: bytes) -> bytes:
-    """The properties of a message in `ONCE`."""
-    return Properties(headers={"x-deduplication-header": body}).encode()
+INBOX, DRIVER = 4, 6
 
 
 class Meanwhile:
@@ -95,6 +67,11 @@ class Actor(Client):
         self, harness: ProtocolHarness, ledger: Ledger, rng: Random, queues: Plan, numbers: Iterator[int]
     ) -> None:
         """`numbers`: of bodies."""
+        self.closed: list[int] = []
+        """Channels that the broker has closed."""
+        self.left: list[Method] = []
+        """What was read while time passed, for whoever reads next."""
+        self.singles: Singles | None = None
         super().__init__(harness, ledger)
         self.rng = rng
         self.queues = queues
@@ -109,16 +86,30 @@ class Actor(Client):
         self.fanout: list[str] = []
         self.while_full: Callable[[], None] = lambda: None
         """Called now and then as long as the disk is full."""
+        self.may_fill = isinstance(harness.disk, FillingDisk)
+        """The disk may be full, and messages may be refused for that."""
+        self.shown_ms = self.now_ms()
+        """What is read has been delivered at this time or later."""
         self.inbox = harness.wire()
         self.wires.append(self.inbox)
+        self.lateness = Lateness(self)
+        self.ruling = Ruling(self)
+        self.imports = Imports(self)
+        self.committing = Committing(self)
         self.wire.put(STAGE, m.ChannelOpen(), m.ConfirmSelect(False))
         self.wire.put(DRIVER, m.ChannelOpen())
         self.inbox.put(INBOX, m.ChannelOpen())
         self.rest()
         for name, arguments in queues.items():
             self.declare(name, arguments)
+        if SINGLE in queues:
+            self.singles = Singles(self)
+            self.rest()
         if DUE in queues:
-            self.declare_postponing()
+            self.declare_hidden(POSTPONED, POSTPONING, "x-delayed-message", {"x-delayed-type": "fanout"})
+        if PASSED in queues:
+            compared = {"x-message-deduplication": True, "x-cache-size": 1000}
+            self.declare_hidden(PASSING, COMPARING, "fanout", compared)
 
     # -- what comes back -------------------------------------------------------------------------------------
 
@@ -130,34 +121,77 @@ class Actor(Client):
         if told.stream or ("x-max-length" in arguments and not {*TO_DEAD, "x-overflow"} & set(arguments)):
             told.length = int(str(arguments["x-max-length"]))
 
-    def declare_postponing(self) -> None:
-        told = self.ledger.queue(POSTPONED)
-        told.ordered = False
+    def declare_hidden(self, name: str, exchange: str, kind: str, arguments: dict[str, Any]) -> None:
+        """An exchange with a hidden queue, which the oracle calls `name`."""
+        told = self.ledger.queue(name)
+        told.ordered = name == PASSING
         if not told.exists:
             told.exists = None
-        arguments: dict[str, Any] = {"x-delayed-type": "fanout"}
-        self.put(DRIVER, m.ExchangeDeclare(POSTPONING, "x-delayed-message", durable=True, arguments=arguments))
-        self.put(DRIVER, m.QueueBind(DUE, POSTPONING, ""))
+        self.put(DRIVER, m.ExchangeDeclare(exchange, kind, durable=True, arguments=arguments))
+        self.put(DRIVER, m.QueueBind(HIDDEN[name], exchange, ""))
         self.rest()
         told.exists = True
 
+    def read(self) -> list[Method]:
+        found = super().read()
+        methods, self.left = self.left + found, []
+        return methods
+
+    def foresee(self, frames: list[Frame]) -> None:
+        if self.singles is not None:
+            self.singles.foresee(frames)
+
+    def heard(self, channel: int, method: Method) -> None:
+        if self.singles is not None and channel in CHANNELS:
+            self.singles.heard(channel, method)
+        if isinstance(method, m.ChannelClose) and channel in (INBOX, *CHANNELS):
+            self.lateness.closed(channel, method)
+            self.closed.append(channel)
+            self.give_back(channel)
+
     def take(self, delivery: BasicDeliver | BasicGetOk, channel: int, body: bytes) -> None:
         queue = self.consumers[delivery.consumer_tag] if isinstance(delivery, BasicDeliver) else self.getting
-        self.ledger.queue(queue).delivered.add(body)
+        told = self.ledger.queue(queue)
+        assert delivery.redelivered or told.stream or body not in told.delivered, f"{queue}: {body!r} is not flagged"
+        assert channel not in self.closed, f"channel {channel} is closed, and gets {body!r}"
+        if queue == SINGLE and self.singles is not None:
+            if isinstance(delivery, BasicDeliver):
+                self.singles.served(delivery, channel, body)
+            else:
+                self.singles.in_order(body, channel)
+        if queue == RULED:
+            self.ruling.note_delivered(body)
+        told.delivered.add(body)
+        self.lateness.came(channel, delivery.delivery_tag, "x-consumer-timeout" in self.queues.get(queue, {}))
         assert self.now_ms() >= self.ledger.not_before.get(body, 0), f"{body!r} comes early"
         self.held[channel, delivery.delivery_tag] = (queue, body)
         if "x-delivery-limit" in self.queues.get(queue, {}):  # a crash may make it once too often
             self.note_refused(queue, body, True)
+
+    def _answered(self, answer: BasicAck | BasicNack) -> None:
+        before = dict(self.unconfirmed)
+        super()._answered(answer)
+        for number in before.keys() - self.unconfirmed.keys():
+            queues, body = before[number]
+            if RULED in queues:
+                self.ruling.answered(body, isinstance(answer, BasicAck))
 
     def flow(self) -> list[Method]:
         if self.harness.broker.full:
             self.while_full()
         return super().flow()
 
+    def rest(self) -> list[Method]:
+        methods = super().rest()
+        if self.singles is not None:
+            self.singles.at_rest()
+        return methods
+
     # -- a step ----------------------------------------------------------------------------------------------
 
     def step(self) -> None:
         rng = self.rng
+        self.ruling.look_after()
         steps: list[tuple[int, Callable[[], object]]] = [
             (8, self.some_publishes),
             (2, self.to_all),
@@ -168,17 +202,26 @@ class Actor(Client):
             (2, self.harness.turn),
             (3, self.full_sync),
             (3, self.sync_meanwhile),
-            (5, self.transaction),
+            (5, self.committing.transaction),
             (2, self.let_time_pass),
         ]
         if self.favourite:  # segments go into an archive, and places in a stream are remembered, once time has passed
             steps += [(6, self.some_settlements), (4, self.let_time_pass)]
         if DUE in self.queues:
             steps += [(4, self.postpone)]
+        if PASSED in self.queues:
+            steps += [(6, self.pass_on), (4, self.committing.pass_again)]
         if self.everything:
-            steps += [(1, self.lose_channel), (1, self.come_and_go), (1, self.purge), (2, self.stage)]
+            steps += [(1, self.lose_channel), (1, self.come_and_go), (1, self.purge), (2, self.committing.stage)]
         if ONCE in self.queues:
-            steps += [(6, self.send_again)]
+            steps += [(6, self.committing.send_again)]
+        if self.singles is not None:
+            steps += [(12, self.singles.step), (4, partial(self.send, SINGLE))]
+        if self.singles is not None or SLOW in self.queues:
+            steps += [(3, self.lateness.doze)]
+        if RULED in self.queues:
+            steps += [(4, self.ruling.step), (3, partial(self.send, RULED)), (2, partial(self.attend, RULED, 3))]
+            steps += [(1, self.ruling.use_fleeting), (2, self.imports.step)]
         rng.choices([act for _, act in steps], [weight for weight, _ in steps])[0]()
         self.read()
 
@@ -196,7 +239,7 @@ class Actor(Client):
     def some_publishes(self) -> None:
         self.send(
             self.some_queue(
-                [q for q in self.ledger.queues if self.ledger.queue(q).exists and q not in (PROBE, POSTPONED)]
+                [q for q in self.ledger.queues if self.ledger.queue(q).exists and q not in (PROBE, *HIDDEN)]
             )
         )
         if self.rng.random() < 0.3:
@@ -232,27 +275,6 @@ class Actor(Client):
             return keyed(body)
         return b"\x08\0" + bytes((self.rng.randrange(6),)) if queues == ("ranked",) else b"\0\0"
 
-    def send_again(self) -> None:
-        """What the queue with deduplication has had, or what was in a message that a failure took; with a confirm or in a transaction."""
-        told = self.ledger.queue(ONCE)
-        for body in self.rng.sample(told.sent, min(len(told.sent), self.rng.randint(1, 3))):
-            self.wait_to_write()
-            refused = body in told.refused
-            if refused:  # it left no key, so this is the first one of its kind, behind all others
-                told.refused.remove(body)
-                told.sent.remove(body)
-                told.sent.append(body)
-            if self.rng.random() < 0.7:
-                self.published += 1
-                self.unconfirmed[self.published] = ((ONCE,), body)
-                self.wire.feed(content(CONFIRMS, ONCE, body, "", keyed(body)))
-            else:
-                self.wire.feed(content(TX, ONCE, body, "", keyed(body)))
-                if self.committed():
-                    told.confirmed.add(body)
-                elif refused:
-                    told.refused.add(body)
-
     def postpone(self) -> None:
         """Publish messages that are due later."""
         for body in [self.body() for _ in range(self.rng.randint(1, 3))]:
@@ -265,9 +287,21 @@ class Actor(Client):
             self.ledger.move(POSTPONED, DUE, body)
             self.wire.feed(content(CONFIRMS, "", body, POSTPONING, Properties(headers={"x-delay": delay_ms}).encode()))
 
+    def pass_on(self) -> None:
+        """Publish messages to the exchange that deduplicates."""
+        for body in [self.body() for _ in range(self.rng.randint(1, 4))]:
+            self.wait_to_write()
+            self.published += 1
+            self.unconfirmed[self.published] = ((PASSING,), body)
+            self.ledger.queue(PASSING).sent.append(body)
+            self.ledger.move(PASSING, PASSED, body)
+            self.wire.feed(content(CONFIRMS, "", body, COMPARING, keyed(body)))
+
     def note_sent(self, queue: str, *bodies: bytes) -> None:
         told, arguments = self.ledger.queue(queue), self.queues.get(queue, {})
         told.sent += bodies
+        if queue == RULED:
+            self.ruling.note_sent(bodies)
         if "x-message-ttl" in arguments:
             told.expires |= dict.fromkeys(bodies, self.now_ms() + int(str(arguments["x-message-ttl"])))
         if "x-max-length" in arguments and "x-dead-letter-exchange" in arguments:
@@ -275,13 +309,14 @@ class Actor(Client):
 
     # -- consume and settle ----------------------------------------------------------------------------------
 
-    def inbox_put(self, *methods: Method) -> None:
+    def inbox_put(self, *methods: Method, channel: int = INBOX) -> None:
         """This connection is read whatever the disk is like, but while an answer waits for a sync."""
+        wire = self.inbox if self.singles is None else self.singles.wire_of(channel)
         for _ in range(self.patience):
-            if self.inbox.reading:
+            if wire.reading:
                 break
             self.flow()
-        self.inbox.put(INBOX, *methods)
+        wire.put(channel, *methods)
 
     def start_or_end_consumer(self) -> None:
         if self.attended and self.rng.random() < 0.3:
@@ -290,7 +325,7 @@ class Actor(Client):
             self.inbox_put(m.BasicCancel(tag, False))
             self.rest()
             return
-        self.attend(self.some_queue([q for q in self.queues if q != PROBE]), self.rng.randint(1, 6))
+        self.attend(self.some_queue([q for q in self.queues if q not in (PROBE, SINGLE)]), self.rng.randint(1, 6))
 
     def attend(self, queue: str, prefetch: int) -> None:
         """Consume, unless that is done already."""
@@ -323,48 +358,70 @@ class Actor(Client):
     def in_hand(self) -> list[int]:
         return [tag for channel, tag in self.held if channel == INBOX]
 
-    def settle(self, tag: int) -> None:
-        queue, body = self.held[INBOX, tag]
+    def settle(self, tag: int, channel: int = INBOX) -> None:
+        queue = self.held[channel, tag][0]
         what = (
             "ack"
             if self.ledger.queue(queue).stream
             else self.rng.choice(("ack", "ack", "ack", "all", "reject", "all" if self.favourite else "requeue"))
         )
         if what == "all":
-            for other in [other for other in self.in_hand if other <= tag]:
-                self.note_settled(other)
-            self.inbox_put(m.BasicAck(tag, True))
+            for where, other in [key for key in self.held if key[0] == channel and key[1] <= tag]:
+                self.note_settled(other, where)
+            self.inbox_put(m.BasicAck(tag, True), channel=channel)
         elif what == "ack":
-            self.note_settled(tag)
-            self.inbox_put(m.BasicAck(tag, False))
+            self.note_settled(tag, channel)
+            self.inbox_put(m.BasicAck(tag, False), channel=channel)
         else:
-            del self.held[INBOX, tag]
             requeue = what == "requeue"
-            self.note_refused(queue, body, requeue)
-            self.inbox_put(m.BasicNack(tag, False, requeue))
+            self._note_given_up(channel, tag, requeue)
+            self.inbox_put(m.BasicNack(tag, False, requeue), channel=channel)
 
-    def note_settled(self, tag: int) -> None:
-        queue, body = self.held.pop((INBOX, tag))
+    def _note_given_up(self, channel: int, tag: int, requeue: bool) -> None:
+        """Rejected, or back in its queue."""
+        queue, body = self.held.pop((channel, tag))
+        if self.singles is not None:
+            self.singles.settled(channel, tag)
+            self.singles.unsure.add(body)
+        self.note_refused(queue, body, requeue)
+
+    def give_back(self, channel: int) -> None:
+        """A6: a channel is closed, and what was unacked comes back."""
+        for _, tag in [key for key in self.held if key[0] == channel]:
+            self._note_given_up(channel, tag, True)
+        if channel == INBOX:
+            self.attended.clear()
+
+    def open_again(self) -> None:
+        """Open the channels that the broker has closed."""
+        closed, self.closed = self.closed, []
+        for channel in closed:
+            self.inbox_put(m.ChannelCloseOk(), m.ChannelOpen(), channel=channel)
+
+    def note_settled(self, tag: int, channel: int = INBOX) -> None:
+        queue, body = self.held.pop((channel, tag))
+        if self.singles is not None:
+            self.singles.settled(channel, tag)
         if not self.ledger.queue(queue).stream:
             self.ledger.queue(queue).settled.add(body)
 
     def note_refused(self, queue: str, body: bytes, requeue: bool) -> None:
         """Rejected, or back in its queue, which may be once too often."""
         arguments = self.queues.get(queue, {})
-        if "x-dead-letter-exchange" in arguments and (not requeue or "x-delivery-limit" in arguments):
+        if queue == RULED:
+            self.ruling.note_refused(body, requeue)
+        elif "x-dead-letter-exchange" in arguments and (not requeue or "x-delivery-limit" in arguments):
             self.ledger.move(queue, DEAD, body)
         elif not requeue:
             self.ledger.queue(queue).settled.add(body)
 
     def lose_channel(self) -> None:
         """A6: what was unacked comes back, and there is another channel."""
-        for tag in self.in_hand:
-            self.note_refused(*self.held.pop((INBOX, tag)), True)
-        self.attended.clear()
+        self.give_back(INBOX)
         self.inbox_put(m.ChannelClose(200, "", 0, 0))
         self.rest()
         self.inbox_put(m.ChannelOpen())
-        self.held = {key: queue for key, queue in self.held.items() if key[0] != INBOX}
+        self.give_back(INBOX)
         self.rest()
 
     def purge(self) -> None:
@@ -374,122 +431,12 @@ class Actor(Client):
         told = self.ledger.queue(queue)
         kept = {body for held, body in self.held.values() if held == queue}
         gone = set(told.sent) - kept
-        sure = set() if "x-dead-letter-exchange" in self.queues[queue] or queue == "later" else gone - told.brought
+        unsure = "x-dead-letter-exchange" in self.queues[queue] or queue in ("later", RULED)
+        sure = set() if unsure else gone - told.brought
         told.settled |= sure
         told.doomed |= gone - sure
         self.put(DRIVER, m.QueuePurge(queue, False))
         self.rest()
-
-    # -- transactions ----------------------------------------------------------------------------------------
-
-    def transaction(self) -> None:
-        """T4: publishes to several queues, acks and rejects of what it gets itself; sometimes rolled back."""
-        rng = self.rng
-        for queue in rng.sample((*PLAIN_QUEUES, "work"), rng.randint(0, 2)):
-            self.getting = queue
-            self.put(TX, m.BasicGet(queue, False))
-            self.rest()
-        mine = {tag: held for (channel, tag), held in self.held.items() if channel == TX}
-        acks = {queue: [body] for queue, body in mine.values()}
-        able = [*PLAIN_QUEUES, "work", *filter(self.queues.__contains__, [ONCE])]
-        targets = rng.sample(able, rng.randint(0 if acks else 1, 3))
-        publishes = {queue: [self.body() for _ in range(rng.randint(1, 2))] for queue in targets}
-        for queue, bodies in publishes.items():
-            for body in bodies:
-                for _ in range(1 if queue != ONCE else rng.randint(1, 2)):
-                    self.wait_to_write()
-                    self.wire.feed(content(TX, queue, body, "", keyed(body) if queue == ONCE else b"\0\0"))
-        rejected = [body for body in acks.get("work", []) if rng.random() < 0.5]
-        for tag, (queue, body) in mine.items():
-            refused = queue == "work" and body in rejected
-            self.put(TX, m.BasicReject(tag, False) if refused else m.BasicAck(tag, False))
-        if rng.random() < 0.15:
-            self.put(TX, m.TxRollback())
-            self.rest()
-            self.put_back(mine)
-        else:
-            self.decide(publishes, acks, rejected)
-        self.held = {key: held for key, held in self.held.items() if key[0] != TX}
-
-    def put_back(self, mine: dict[int, tuple[str, bytes]]) -> None:
-        """T6: what it has got goes back."""
-        for tag, (queue, body) in mine.items():
-            self.note_refused(queue, body, True)
-            self.put(TX, m.BasicNack(tag, False, True))
-        self.committed()
-
-    def committed(self) -> bool:
-        """Commit. False if that was refused: then nothing has happened, and the channel is another one (T5)."""
-        self.put(TX, m.TxCommit())
-        answers = self.rest()
-        if any(isinstance(answer, m.TxCommitOk) for answer in answers):
-            return True
-        assert any(isinstance(answer, m.ChannelClose) for answer in answers), f"no answer to a commit: {answers}"
-        self.put(TX, m.ChannelCloseOk(), m.ChannelOpen(), m.TxSelect())
-        self.rest()
-        return False
-
-    def decide(self, publishes: dict[str, list[bytes]], acks: dict[str, list[bytes]], rejected: list[bytes]) -> None:
-        ledger = self.ledger
-        sure = {q: [b for b in bodies if b in ledger.queue(q).confirmed] for q, bodies in acks.items()}
-        effects = {
-            q: [b for b in bodies if (q != "work" or b not in rejected) and (q, b) not in ledger.moves]
-            for q, bodies in sure.items()
-        }
-        letters = [b for b in sure.get("work", []) if b in rejected and ("work", b) not in ledger.moves]
-        ledger.move("work", DEAD, *rejected)
-        settled = {q: set(bodies) - set(rejected if q == "work" else ()) for q, bodies in acks.items()}
-        for queue, told in settled.items():
-            ledger.queue(queue).settled |= told
-        for queue, bodies in publishes.items():
-            self.note_sent(queue, *bodies)
-        transaction = Transaction({**publishes, DEAD: letters}, effects)
-        ledger.transactions.append(transaction)
-        done = self.committed()
-        ledger.transactions.remove(transaction)
-        if done:
-            for queue, bodies in publishes.items():
-                ledger.queue(queue).confirmed |= set(bodies)
-            for queue, told in settled.items():
-                ledger.queue(queue).gone |= told
-            return
-        for queue, bodies in publishes.items():
-            ledger.queue(queue).refused |= set(bodies)
-        for queue, bodies in acks.items():
-            ledger.queue(queue).settled -= set(bodies)
-            for body in bodies:
-                self.note_refused(queue, body, True)
-
-    # -- stages ----------------------------------------------------------------------------------------------
-
-    def stage(self) -> None:
-        """A batch of two tasks; some attempts are never committed."""
-        batch = self.ask(m.StageLast(WRITER), m.StageLastOk).last + 1 & (1 << 64) - 1
-        publishes: dict[str, list[bytes]] = {}
-        tasks = []
-        for task in ("1", "2", "given up"):
-            self.ask(m.StageOpen(WRITER, batch, task), m.StageOpenOk, STAGE)
-            for _ in range(self.rng.randint(1, 3)):
-                queue, body = self.rng.choice(PLAIN_QUEUES), self.body()
-                self.wait_to_write()
-                self.wire.feed(content(STAGE, queue, body))
-                if task != "given up":
-                    publishes.setdefault(queue, []).append(body)
-            self.rest()
-            if task != "given up":
-                tasks.append(task)
-        if self.rng.random() < 0.2:
-            return
-        for queue, bodies in publishes.items():
-            self.ledger.queue(queue).sent += bodies
-            self.ledger.queue(queue).brought |= set(bodies)
-        transaction = Transaction(publishes, {})
-        self.ledger.transactions.append(transaction)
-        answer = self.ask(m.StageCommit(WRITER, batch, "\n".join(tasks).encode()), m.StageCommitOk)
-        assert answer.fresh, "the batch had been committed"
-        self.ledger.transactions.remove(transaction)
-        for queue, bodies in publishes.items():
-            self.ledger.queue(queue).confirmed |= set(bodies)
 
     def ask(self, method: Method, kind: type, channel: int = DRIVER):  # type: ignore[no-untyped-def]
         self.put(channel, method)
@@ -517,16 +464,24 @@ class Actor(Client):
 
     def let_tick(self, ms: int) -> None:
         """What the clock ends may leave."""
+        self.left = self.read()
+        self.ruling.before_tick(ms)
         self.harness.clock.advance(ms / 1000)
         for name, told in self.ledger.queues.items():
             late = [body for body, due in told.expires.items() if due <= self.now_ms()]
             for body in late:
                 del told.expires[body]
-            if "x-dead-letter-exchange" in self.queues.get(name, {}):
+            if name == RULED:
+                self.ruling.note_expired(late)
+            elif "x-dead-letter-exchange" in self.queues.get(name, {}):
                 self.ledger.move(name, DEAD, *late)
             else:
                 told.doomed |= set(late)
         self.harness.broker.tick()
+        self.harness.turn()
+        self.left = self.read()  # a channel that is closed takes no acks any more
+        self.open_again()
+        self.shown_ms = self.now_ms()
 
     def sync_meanwhile(self) -> None:
         """More happens while a sync runs, before and between its files."""
@@ -534,7 +489,9 @@ class Actor(Client):
             return
         self.harness.turn()
         self.read()
-        job: Commit = self.harness.store.begin_sync(everything=self.rng.random() < 0.5)
+        store = self.harness.store
+        most = (0, 1, 0, 2)[store.commits.syncs % 4]  # of the settlement logs, if it is not 0
+        job: Commit = store.begin_sync(self.rng.random() < 0.5, most)
         self.something_quick()
         at = self.rng.randint(0, len(job.files))
         job.files.insert(at, Meanwhile(self.something_quick))  # type: ignore[arg-type]

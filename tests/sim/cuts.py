@@ -14,11 +14,11 @@ class Shown(BaseException):
     """The run has shown what is wrong; it ends here."""
 
 
-def power(seed: int, part: float = 1.0, transactions: bool = False) -> Result:
+def power(seed: int, part: float = 1.0, about: str = "") -> Result:
     """Power loss or a kill at every operation: nothing confirmed is lost or half, every state starts (P2, C2, A9, A11, T4, X4, D2, D3)."""
     result = Result(seed)
     with small_world(seed):
-        world = SimulatedRun(seed, transactions=transactions)
+        world = SimulatedRun(seed, about=about)
         world.disk.watch = Cuts(world, result, part).look
         play(world, result)
     return result
@@ -26,7 +26,17 @@ def power(seed: int, part: float = 1.0, transactions: bool = False) -> Result:
 
 def tx(seed: int, part: float = 1.0) -> Result:
     """The same while hardly anything but transactions happens."""
-    return power(seed, part, transactions=True)
+    return power(seed, part, "transactions")
+
+
+def consumers(seed: int, part: float = 1.0) -> Result:
+    """The same with a single active consumer and deliveries that may not take long (Q, A16)."""
+    return power(seed, part, "consumers")
+
+
+def policies(seed: int, part: float = 1.0) -> Result:
+    """The same while policies come and go, and definitions are imported (D2)."""
+    return power(seed, part, "policies")
 
 
 def torn(seed: int, part: float = 1.0) -> Result:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tests.sim.backups import backup
-from tests.sim.cuts import power, torn, tx
+from tests.sim.cuts import consumers, policies, power, torn, tx
 from tests.sim.faults import eio, enospc
 from tests.sim.flips import bitflip
 from tests.sim.replicas import prefix, replica
@@ -14,6 +14,8 @@ from tests.sim.result import Result
 KINDS: dict[str, Callable[..., Result]] = {
     "power": power,
     "tx": tx,
+    "consumers": consumers,
+    "policies": policies,
     "torn": torn,
     "bitflip": bitflip,
     "eio": eio,

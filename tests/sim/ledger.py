@@ -6,8 +6,11 @@ the client has settled it there.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+
+from tests.sim.setup import RULED, Effective, Setup, check_settings
 
 
 @dataclass
@@ -67,6 +70,16 @@ class Ledger:
 
     not_before: dict[bytes, int] = field(default_factory=dict)
     """When delayed messages are due, in ms of the wall clock."""
+    not_after: dict[bytes, int] = field(default_factory=dict)
+    """When messages are sure to have expired."""
+    limited: dict[bytes, int] = field(default_factory=dict)
+    """The time to live that a policy was sure to give to messages that are not confirmed, in ms."""
+    overdue: dict[bytes, None] = field(default_factory=dict)
+    """Messages of the queue RULED that have expired. They stay as long as one before them does, which may be long."""
+    tries: Counter[bytes] = field(default_factory=Counter)
+    """How often messages of the queue RULED were delivered, at most."""
+    setups: list[Setup] = field(default_factory=lambda: [{}])
+    """What may be set up: one alone is what the client was told, others are on their way."""
 
     def queue(self, name: str) -> Told:
         return self.queues.setdefault(name, Told())
@@ -93,6 +106,7 @@ class Ledger:
     def adopt(self, found: dict[str, list[tuple[bytes, bool]]]) -> None:
         """After a start from a disk that is certain: what is there is durable, what is not never comes back."""
         self.transactions.clear()
+        self.tries.update(body for body, again in found.get(RULED, ()) if again)  # once, perhaps, that nobody has read
         for name, told in list(self.queues.items()):
             if name not in found:
                 self.forget(name)
@@ -120,6 +134,11 @@ class Ledger:
             told = self.queue(name)
             lacking = (told.confirmed | told.gone) & set(told.sent) - known
             assert not lacking, f"{name}: without a key: {short(lacking)}"
+
+    def check_setup(self, found: Setup, settings: dict[str, Effective]) -> None:
+        """What is set up is what the client was told, or one of the stages of a change, and the queues do what it says."""
+        assert found in self.setups, f"the set-up is {found}, not one of {self.setups}"
+        check_settings(settings, found)
 
     # -- after a failure -------------------------------------------------------------------------------------
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import pytest
 
+from kvitto.broker.administration import policing
+from kvitto.broker.administration.argument_reader import ArgumentReader
+from kvitto.broker.administration.definitions.plan import Plan
+from kvitto.protocol.channel import Channel
+from kvitto.protocol.timeouts import Watch
 from kvitto.store.commit import Commit, GroupCommit
 from kvitto.store.cut import Cut
 from kvitto.store.journal import Journal
@@ -28,6 +33,8 @@ SEED = int(os.environ["KVITTO_SEED"])
 PARTS = {
     "power": 0.02,
     "tx": 0.02,
+    "consumers": 0.02,
+    "policies": 0.02,
     "torn": 0.02,
     "bitflip": 0.1,
     "eio": 1.0,
@@ -171,3 +178,49 @@ def test_a_backup_of_several_moments_is_found_out(
 ) -> None:
     monkeypatch.setattr(where, name, broken)
     assert any(KINDS["backup"](seed).findings for seed in range(20))
+
+
+flag = ArgumentReader.flag
+look, watch = Watch.look, Watch.__init__
+apply = Plan.apply
+
+
+def look_away(self: Watch, channel: Channel, longest_ms: int) -> int | None:
+    """Notice nothing that is late."""
+    return None if len(self.seen) == self.seen.maxlen else look(self, channel, longest_ms)
+
+
+def apply_most(self: Plan) -> Iterator[object]:
+    """Leave out the last item of a document."""
+    if len(self._todo) > 1:
+        self._todo.pop()
+    return apply(self)
+
+
+@pytest.mark.parametrize(
+    ("kind", "where", "name", "broken"),
+    [
+        ("consumers", ArgumentReader, "flag", lambda self, name: "single" not in name and flag(self, name)),
+        ("consumers", Watch, "look", look_away),
+        ("consumers", Watch, "__init__", lambda self, looks: watch(self, looks // 2)),
+        ("policies", policing, "_take", lambda vhost, queue: None),
+        ("policies", Plan, "_refuse", lambda self, *words: None),
+        ("policies", Plan, "apply", apply_most),
+        ("policies", Store, "when_defined", lambda self, callback, announced=False: callback()),
+    ],
+    ids=[
+        "all consumers are active",
+        "late deliveries stay",
+        "deliveries are late too early",
+        "policies change no queue",
+        "refused items are no matter",
+        "the last item is left out",
+        "answers before the sync",
+    ],
+)
+def test_a_broker_that_does_not_do_what_is_set_is_found_out(
+    kind: str, where: Any, name: str, broken: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Q, A16, D2: who is served and for how long, and what policies and imports bring."""
+    replace(monkeypatch, where, name, broken)
+    assert any(KINDS[kind](seed, 0.003).findings for seed in range(20))

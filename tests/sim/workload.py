@@ -9,10 +9,10 @@ from typing import Any
 from kvitto.wire import methods as m
 from kvitto.wire.methods import BasicAck, BasicDeliver, BasicGetOk, BasicNack, Method, decode, frame
 from kvitto.wire.spec import FRAME_BODY, FRAME_HEADER, FRAME_METHOD
-from tests.protocol.sansio import ProtocolHarness, Wire
+from tests.protocol.sansio import Frame, ProtocolHarness, Wire
 from tests.sim.ledger import Ledger, Transaction
 
-CONFIRMS, PLAIN, TX = 1, 2, 3
+CONFIRMS, PLAIN, TX, STAGE = 1, 2, 3, 5
 
 
 class Client:
@@ -38,10 +38,13 @@ class Client:
     def read(self) -> list[Method]:
         """Take what was written; note confirms and deliveries."""
         methods = []
-        for kind, channel, payload in chain.from_iterable(wire.frames() for wire in self.wires):
+        frames = list(chain.from_iterable(wire.frames() for wire in self.wires))
+        self.foresee(frames)
+        for kind, channel, payload in frames:
             if kind == FRAME_METHOD:
                 method = decode(payload)
                 methods.append(method)
+                self.heard(channel, method)
                 if isinstance(method, BasicAck | BasicNack) and channel == CONFIRMS:
                     self._answered(method)
                 elif isinstance(method, m.QueueDeclareOk):
@@ -57,6 +60,12 @@ class Client:
             if queue.durable:
                 self.ledger.tell_end(queue.log.queue_id, queue.log.announced_end)
         return methods
+
+    def foresee(self, frames: list[Frame]) -> None:
+        """Called with all that was read: the order of frames of several connections is not known."""
+
+    def heard(self, channel: int, method: Method) -> None:
+        """Called for each method, in the order of its connection."""
 
     def take(self, delivery: BasicDeliver | BasicGetOk, channel: int, body: bytes) -> None:
         if isinstance(delivery, BasicDeliver):
@@ -101,11 +110,15 @@ class Client:
 
     def rest(self) -> list[Method]:
         methods = self.flow()
-        commits = self.harness.store.commits
+        commits, broker = self.harness.store.commits, self.harness.broker
         for _ in range(self.patience):
-            if not (commits.waiting or commits.behind or self.harness.broker.full or self.harness.hub.unfinished()):
+            if not (commits.waiting or commits.behind or broker.full or self.harness.hub.unfinished()):
                 return methods
             methods += self.flow()
+            for _ in range(self.patience):  # a large batch is written in slices, one in a turn
+                if not broker.slow or broker.full:
+                    break
+                self.harness.turn()
         raise AssertionError("the broker never comes to rest")
 
     def full_sync(self) -> None:

@@ -15,16 +15,21 @@ from random import Random
 import pytest
 import xxhash
 
+from kvitto.broker import jobs
 from kvitto.broker.broker import Broker
+from kvitto.broker.queues import first_writes
 from kvitto.broker.queues.deduplicating import DeduplicatingQueue
 from kvitto.broker.queues.queue import Queue
-from kvitto.broker.transfers import deadletter, stages
+from kvitto.broker.queues.work_queue import WorkQueue
+from kvitto.broker.transfers import deadletter, onward, stages
 from kvitto.protocol import hub
 from kvitto.store import definitions, journal, log, paths, pieces, reading, segment, store, stream
 from kvitto.store.repair.survey import Survey
 from tests.protocol.sansio import ProtocolHarness
-from tests.sim.actor import POSTPONED, POSTPONING, Actor, Plan, keyed, plan
+from tests.sim.actor import Actor
 from tests.sim.ledger import Ledger
+from tests.sim.plan import COMPARING, PASSING, POSTPONED, POSTPONING, Plan, keyed, plan
+from tests.sim.setup import IMPORTED, Effective, Setup, observed, settings_of
 from tests.support import stored
 from tests.support.archived import entries
 from tests.support.clock import ManualClock
@@ -80,11 +85,15 @@ def small_world(seed: int) -> Iterator[None]:
     patch.setattr(stream, "SEGMENT_BYTES_MIN", 1)
     patch.setattr(stages, "RECORD_BYTES", 400)
     patch.setattr(deadletter, "RECORD_BYTES", 500)
+    patch.setattr(onward, "RECORD_BYTES", 400)
+    patch.setattr(onward, "ALONE_BYTES", Random(f"{seed} alone").choice((200, 1 << 20)))
     patch.setattr(store, "SPARE_BYTES", 500)  # most of the time would go by with copies of 1 MiB of zeros
     patch.setattr(definitions, "COMPACT_BYTES", rng.choice((1000, 1 << 20)))
     patch.setattr(pieces, "WHOLE_BYTES", rng.choice((0, 150, 400, 2 << 20)))
     patch.setattr(pieces, "SLICE_BYTES", rng.choice((150, 600, 1 << 20)))
+    patch.setattr(jobs, "PIECE", rng.choice((20, 100, 500)))
     patch.setattr(hub, "WRITE_COST", rng.choice((1, 60, 3000)))
+    patch.setattr(first_writes, "NEW_FILES_PER_COMMIT", Random(f"{seed} files").choice((1, 2, 32)))
     patch.setattr(secrets, "randbits", SeededIds.bits)
     patch.setattr(secrets, "token_bytes", SeededIds.bytes)
     patch.setattr(secrets, "token_hex", lambda n: SeededIds.bytes(n).hex())
@@ -100,10 +109,10 @@ def small_world(seed: int) -> Iterator[None]:
 class SimulatedRun:
     """A broker on a simulated disk, its client, and the client's ledger; every end is followed by a start from what is left."""
 
-    def __init__(self, seed: int, disk: SimDisk | None = None, transactions: bool = False) -> None:
+    def __init__(self, seed: int, disk: SimDisk | None = None, about: str = "") -> None:
         self.seed = seed
         self.rng = Random(f"{seed} client")
-        self.queues: Plan = plan(self.rng, transactions)
+        self.queues: Plan = plan(self.rng, about)
         self.disk = disk or SimDisk()
         self.disk.linking = self.rng.random() < 0.7
         self.clock = ManualClock()
@@ -133,6 +142,9 @@ class SimulatedRun:
             self.harness.settle_down()
             found = waiting(self.harness.broker)
             self.ledger.check(found)
+            setup = observed(self.harness.broker)
+            self.ledger.check_setup(setup, settings_of(self.harness.broker))
+            self.ledger.setups = [setup]
             self.ledger.check_keys(keys := remembered(self.harness.broker, self.ledger))
             self.ledger.adopt(found)
             self.ledger.forget_lost(keys)
@@ -176,18 +188,33 @@ class SimulatedRun:
 
 def waiting(broker: Broker) -> Found:
     """Every message of every queue and whether it is flagged; nothing is taken."""
-    return {name: list(_waiting(queue)) for name, queue in broker.vhosts["/"].queues.items()} | postponed(broker)
+    return {name: list(_waiting(queue)) for name, queue in used(broker).items()} | hidden(broker)
 
 
-def postponed(broker: Broker) -> Found:
-    """What waits in the exchange that delays, as if it were a queue that flags everything: nobody gets its messages from there."""
-    exchange = broker.vhosts["/"].exchanges.get(POSTPONING)
-    if exchange is None or exchange.waiting is None:
-        return {}
-    queue = exchange.waiting
-    offsets = [*stored.waiting(queue), *(o for start, n in queue.delayed for o in range(start, start + n))]
-    messages = [queue.read(offset) for offset in sorted(offsets)]
-    return {POSTPONED: [(message[2], True) for message in messages if message is not None]}
+def used(broker: Broker) -> dict[str, Queue]:
+    """The queues that a client uses: not those that an import has brought."""
+    return {name: queue for name, queue in broker.vhosts["/"].queues.items() if not name.startswith(IMPORTED)}
+
+
+def hidden(broker: Broker) -> Found:
+    """What waits in the hidden queues of exchanges, as if they were queues that flag everything: nobody gets a message from there."""
+    found = {}
+    for name, queue in hidden_queues(broker).items():
+        offsets = [*stored.waiting(queue), *(o for start, n in queue.delayed for o in range(start, start + n))]
+        messages = [queue.read(offset) for offset in sorted(offsets)]
+        found[name] = [(message[2], True) for message in messages if message is not None]
+    return found
+
+
+def hidden_queues(broker: Broker) -> dict[str, WorkQueue]:
+    """The queue of the exchange that delays, and that of the one that deduplicates, by the names that the oracle has for them."""
+    exchanges = broker.vhosts["/"].exchanges
+    found: dict[str, WorkQueue | None] = {}
+    if POSTPONING in exchanges:
+        found[POSTPONED] = exchanges[POSTPONING].waiting
+    if COMPARING in exchanges:
+        found[PASSING] = exchanges[COMPARING].passage
+    return {name: queue for name, queue in found.items() if queue is not None}
 
 
 def _waiting(queue: Queue) -> Iterator[tuple[bytes, bool]]:
@@ -196,16 +223,20 @@ def _waiting(queue: Queue) -> Iterator[tuple[bytes, bool]]:
 
 def remembered(broker: Broker, ledger: Ledger) -> Keys:
     """By queue with deduplication, which of the bodies that it was sent it would take for duplicates."""
-    queues = [queue for queue in broker.vhosts["/"].queues.values() if isinstance(queue, DeduplicatingQueue)]
+    named = broker.vhosts["/"].queues | hidden_queues(broker)
     return {
-        queue.name: {body for body in ledger.queue(queue.name).sent if queue.remembers(keyed(body))} for queue in queues
+        name: {body for body in ledger.queue(name).sent if queue.remembers(keyed(body))}
+        for name, queue in named.items()
+        if isinstance(queue, DeduplicatingQueue)
     }
 
 
 def moving(harness: BrokerHarness) -> bool:
     """Whether anything is on its way from one queue to another."""
     letters, writers = harness.broker.dead_letters, harness.broker.stages.writers.values()
-    return bool(letters.moves or letters.in_flight or any(writer.moving for writer in writers))
+    passing = hidden_queues(harness.broker).get(PASSING)
+    passes = passing is not None and passing.messages > 0
+    return bool(letters.moves or letters.in_flight or passes or any(writer.moving for writer in writers))
 
 
 def rest(harness: BrokerHarness) -> None:
@@ -224,9 +255,9 @@ def served(harness: BrokerHarness) -> Found:
     """Every message as a consumer gets it, in order, with its flag."""
     rest(harness)
     takers: dict[str, Taker] = {}
-    streams = {name: list(_waiting(q)) for name, q in harness.broker.vhosts["/"].queues.items() if q.stream}
+    streams = {name: list(_waiting(q)) for name, q in used(harness.broker).items() if q.stream}
     while True:
-        for name, queue in harness.broker.vhosts["/"].queues.items():
+        for name, queue in used(harness.broker).items():
             if not queue.stream:
                 taker = takers.setdefault(name, Taker(queue, no_ack=True))
                 while queue.get(taker) or queue.ready:
@@ -236,8 +267,8 @@ def served(harness: BrokerHarness) -> Found:
             break
         rest(harness)
     found = {name: [(d.body, d.redelivered) for d in taker.got] for name, taker in takers.items()} | streams
-    found |= postponed(harness.broker)
-    for name, queue in harness.broker.vhosts["/"].queues.items():
+    found |= hidden(harness.broker)
+    for name, queue in used(harness.broker).items():
         parked = [stored.read(queue, offset) for offset in stored.parked(queue)]
         found[name] += [(message[2], True) for message in parked if message is not None]
     return found
@@ -255,6 +286,10 @@ class Begun:
     """What is served."""
     keys: Callable[[Ledger], Keys]
     """`remembered`, once a client's ledger is there."""
+    setup: Setup
+    """Policies, users and whatever an import brings."""
+    settings: dict[str, Effective]
+    """Of the queues that policies are about."""
 
 
 def begin(disk: SimDisk, clock: ManualClock) -> Begun:
@@ -262,7 +297,9 @@ def begin(disk: SimDisk, clock: ManualClock) -> Begun:
     harness = BrokerHarness(disk, ManualClock(clock.wall_ms, clock.seconds))
     assert not harness.store.alarms, harness.store.alarms
     queues = {key: (queue.name, queue.next, queue.log.announced_end) for key, queue in harness.broker.queues.items()}
-    return Begun(queues, archived(harness), served(harness), partial(remembered, harness.broker))
+    setup, settings = observed(harness.broker), settings_of(harness.broker)
+    found = served(harness)
+    return Begun(queues, archived(harness), found, partial(remembered, harness.broker), setup, settings)
 
 
 def archived(harness: BrokerHarness) -> dict[str, dict[bytes, int]]:
@@ -282,6 +319,7 @@ def check_begun(begun: Begun, ledger: Ledger) -> Found:
             name, next_, announced_end = begun.queues[incarnation]
             assert next_ >= announced_end >= end, f"{name}: {next_} is told again"
     check_archives(begun, ledger)
+    ledger.check_setup(begun.setup, begun.settings)
     ledger.check(begun.found)
     ledger.check_keys(begun.keys(ledger))
     return begun.found

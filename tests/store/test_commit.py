@@ -12,6 +12,9 @@ from tests.support.harness import BrokerHarness
 
 ORDER_HERE = {
     "broker/queues/deduplicating.py",
+    "broker/queues/first_writes.py",
+    "broker/transfers/in_order.py",
+    "broker/transfers/onward.py",
     "broker/transfers/records.py",
     "broker/transfers/stages.py",
     "server/driving.py",

@@ -17,7 +17,9 @@ from kvitto.store.disk import RealDisk, RealFile
 
 @pytest.fixture
 def disk(tmp_path: Path) -> RealDisk:
-    return RealDisk(str(tmp_path / "data"))
+    made = RealDisk(str(tmp_path / "data"))
+    made.makedirs("")
+    return made
 
 
 def failing(code: int) -> Callable[..., int]:
@@ -199,7 +201,7 @@ def test_names_that_are_not_there(disk: RealDisk) -> None:
     with pytest.raises(StoreError):
         disk.makedirs("file/below")
     with pytest.raises(StoreError):
-        RealDisk(os.path.join(disk.root, "file", "data"))
+        RealDisk(os.path.join(disk.root, "file", "data")).makedirs("")
 
 
 def test_a_directory_may_be_removed_while_a_sync_runs(disk: RealDisk) -> None:
@@ -223,9 +225,9 @@ def test_only_the_owner_can_look(disk: RealDisk) -> None:
 def test_a_new_data_directory_survives_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
     monkeypatch.setattr(disk_module, "_sync_dir", synced.append)
-    RealDisk(str(tmp_path / "a" / "b"))
+    RealDisk(str(tmp_path / "a" / "b")).makedirs("")
     assert synced == [str(tmp_path), str(tmp_path / "a")]
-    RealDisk(str(tmp_path / "a" / "b"))
+    RealDisk(str(tmp_path / "a" / "b")).makedirs("")
     assert len(synced) == 2
 
 

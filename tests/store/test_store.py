@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -28,6 +29,28 @@ def test_a_second_open_is_refused(tmp_path: object) -> None:
         Store(RealDisk(str(tmp_path)), ManualClock()).open()
     first.shut()
     Store(RealDisk(str(tmp_path)), ManualClock()).open()
+
+
+@pytest.mark.parametrize("inside", ["queues", "queues/a", "b/c"])
+def test_a_directory_inside_another_ones_is_refused(tmp_path: Path, inside: str) -> None:
+    """D5: the broker of the outer one removed it at its next start, or could not start any more."""
+    outer = Store(RealDisk(str(tmp_path)), ManualClock())
+    outer.open()
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(StoreError, match=f"{inside} lies inside {tmp_path}, which is a data directory of Kvitto's"):
+        Store(RealDisk(str(tmp_path / inside)), ManualClock()).open()
+    assert sorted(tmp_path.rglob("*")) == before
+    outer.shut()
+
+
+def test_what_no_broker_has_made_stays_among_the_queues() -> None:
+    """D5: a directory of somebody else's was removed with all that was in it, and a file kept the broker from starting."""
+    harness = BrokerHarness()
+    for path in ("queues/mine/file", "queues/notes.txt"):
+        harness.disk.makedirs(path.rpartition("/")[0])
+        harness.disk.open(path, create=True).write_at(0, [b"x"])
+    harness.restart()
+    assert harness.disk.read_file("queues/mine/file") == harness.disk.read_file("queues/notes.txt") == b"x"
 
 
 @pytest.mark.parametrize("text", [b"kvitto 3\n", b"something else", b""])

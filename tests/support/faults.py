@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import struct
 from typing import Self
@@ -27,6 +28,12 @@ class Faults:
         """Forward one byte at a time."""
         self.left: int | None = None
         """Forward so many bytes of the server, then reset."""
+        self.left_of_client: int | None = None
+        """The same for the bytes of the client."""
+        self.then: int | None = None
+        """After such a reset, forward so many bytes of the server on the next connection, and reset again."""
+        self.forwarded = {True: 0, False: 0}
+        """How many bytes of the server (True) and of the client have been forwarded."""
         self.accepted = 0
         self._pairs: list[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -50,9 +57,12 @@ class Faults:
         pairs, self._pairs = self._pairs, []
         for pair in pairs:
             for writer in pair:
-                sock: socket.socket = writer.get_extra_info("socket")
+                sock: socket.socket | None = writer.get_extra_info("socket")
+                # a descriptor of its own, because what uvloop gives has no `setsockopt`
                 with contextlib.suppress(OSError):
-                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+                    if sock is not None and sock.fileno() >= 0:
+                        with socket.socket(fileno=os.dup(sock.fileno())) as same:
+                            same.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
                 writer.transport.abort()
 
     def stall(self) -> None:
@@ -87,14 +97,18 @@ class Faults:
             await self._flowing.wait()
             if from_server and self.mute:
                 continue
+            left = self.left if from_server else self.left_of_client
+            if left is not None and left <= len(data):
+                writer.write(data[:left])
+                self.left, self.left_of_client, self.then = self.then, None, None
+                self.refuse = False
+                self.cut()
+                return
             if from_server and self.left is not None:
-                data, self.left = data[: self.left], self.left - len(data)
-                if self.left <= 0:
-                    writer.write(data)
-                    self.left = None
-                    self.refuse = False
-                    self.cut()
-                    return
+                self.left -= len(data)
+            elif not from_server and self.left_of_client is not None:
+                self.left_of_client -= len(data)
+            self.forwarded[from_server] += len(data)
             writer.write(data)
             await writer.drain()
         writer.close()

@@ -6,7 +6,7 @@ from typing import Literal, TypeVar
 
 T = TypeVar("T")
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0
 
 
 def wait_until(condition: Callable[[], T | Literal[False] | None], timeout: float = TIMEOUT_S, what: str = "") -> T:

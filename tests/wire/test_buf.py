@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+
+import pytest
+
 from kvitto.wire.buf import LARGE, WIDER_MAX, Buf
 
 
@@ -39,3 +43,10 @@ def test_a_view_of_a_buffer_that_widens_stays_as_it_is() -> None:
     buf.widen(1000)
     buf.add(b" and more")
     assert bytes(view) == b"content" and buf.tobytes() == b"content and more" and buf.cap >= 1000
+
+
+def test_a_buffer_for_which_there_is_no_memory_ends_in_silence(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises((MemoryError, OverflowError)):
+        Buf(1 << 62)
+    gc.collect()
+    assert capsys.readouterr().err == ""

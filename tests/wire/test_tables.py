@@ -3,6 +3,7 @@
 import struct
 from datetime import UTC, datetime
 from decimal import Decimal
+from enum import StrEnum
 
 import pytest
 from hypothesis import given
@@ -109,3 +110,85 @@ def test_a_field_may_not_reach_beyond_its_table() -> None:
 def test_keys_keep_any_bytes(raw: bytes) -> None:
     data = (2 + len(raw)).to_bytes(4, "big") + bytes((len(raw),)) + raw + b"V"
     assert tables.encode(tables.decode(data)) == data
+
+
+@given(st.integers(0, 253402300799))
+def test_times_are_those_of_datetime(seconds: int) -> None:
+    found = tables.decode(one(b"T", seconds.to_bytes(8, "big")))
+    assert found == {"k": datetime.fromtimestamp(seconds, UTC)} and type(found["k"]) is datetime
+
+
+@pytest.mark.parametrize("seconds", [253402300800, 1 << 40, (1 << 64) - 1])
+def test_times_that_datetime_does_not_know_keep_their_seconds(seconds: int) -> None:
+    found = tables.decode(one(b"T", seconds.to_bytes(8, "big")))
+    assert found == {"k": seconds} and type(found["k"]) is tables.Timestamp
+
+
+LEADS = b"\x41\x80\x8f\x90\x9f\xa0\xbf\xc0\xc1\xc2\xdf\xe0\xe1\xed\xef\xf0\xf1\xf4\xf5\xff"
+
+
+@given(st.lists(st.one_of(st.sampled_from(LEADS), st.integers(0, 255)), max_size=8), st.booleans())
+def test_what_is_utf_8_is_text_and_all_else_is_bytes(values: list[int], in_text: bool) -> None:
+    raw = bytes(values)
+    if in_text:
+        raw = "\u00e9\u20ac\U0001f600".encode() + raw
+    try:
+        expected: Value = raw.decode()
+    except UnicodeDecodeError:
+        expected = raw
+    assert tables.decode(one(b"S", len(raw).to_bytes(4, "big") + raw)) == {"k": expected}
+
+
+@given(st.integers(-(1 << 31), (1 << 31) - 1), st.integers(0, 255))
+def test_decimals_keep_their_digits(unscaled: int, scale: int) -> None:
+    raw = bytes((scale,)) + unscaled.to_bytes(4, "big", signed=True)
+    data = one(b"D", raw)
+    assert tables.encode(tables.decode(data)) == data
+
+
+@pytest.mark.parametrize(
+    ("value", "raw"),
+    [
+        (Decimal("-0.05"), b"\x02\xff\xff\xff\xfb"),
+        (Decimal("1E+3"), b"\x00\x00\x00\x03\xe8"),
+        (Decimal("0E-255"), b"\xff\x00\x00\x00\x00"),
+        (Decimal("0.0000001"), b"\x07\x00\x00\x00\x01"),
+    ],
+)
+def test_decimals_in_any_notation(value: Decimal, raw: bytes) -> None:
+    assert tables.encode({"k": value}) == one(b"D", raw)
+
+
+@pytest.mark.parametrize("value", [Decimal("1E+999999"), Decimal("1E-256"), Decimal("Infinity"), Decimal("9" * 19)])
+def test_decimals_that_do_not_fit(value: Decimal) -> None:
+    with pytest.raises(ValueError, match="decimal field"):
+        tables.encode({"k": value})
+
+
+def test_a_key_may_be_of_a_type_that_is_based_on_str() -> None:
+    """As `StrEnum` is: compiled code refused it with a TypeError."""
+
+    class Key(StrEnum):
+        TYPE = "x-queue-type"
+
+    assert tables.encode({Key.TYPE: Key.TYPE}) == tables.encode({"x-queue-type": "x-queue-type"})
+    assert tables.edit(tables.encode({}), {Key.TYPE: 1}) == tables.encode({"x-queue-type": 1})
+    with pytest.raises(ValueError, match="a key is text, not int: 7"):
+        tables.encode({7: 1})  # type: ignore[dict-item]
+
+
+def test_what_no_reader_takes_is_not_written() -> None:
+    """Compiled code has no limit of its own: a start would end the process."""
+    deep: Value = None
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(ValueError, match="nested deeper than 32"):
+        tables.encode({"k": deep})
+    while isinstance(deep, list):
+        deep = deep[0]
+
+
+@given(st.dictionaries(st.sampled_from("abc"), st.integers(0, 9)), st.sets(st.sampled_from("abc")))
+def test_an_edited_table_is_that_of_the_edited_fields(table: dict[str, int], drop: set[str]) -> None:
+    left = {key: value for key, value in table.items() if key not in drop and key != "a"}
+    assert tables.edit(tables.encode(dict(table)), {"a": "new"}, drop) == tables.encode({**left, "a": "new"})

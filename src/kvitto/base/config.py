@@ -138,17 +138,9 @@ class Config:
 
     def first_password(self) -> str:
         """Return the password of `default_user`. Raise ConfigError if the file with it cannot be used."""
-        file = self.default_pass_file
-        if file is None:
+        if self.default_pass_file is None:
             return self.default_pass
-        try:
-            with open(file, encoding="utf-8", errors="surrogateescape") as opened:
-                password = opened.read(PASSWORD_MAX + 2).partition("\n")[0].rstrip("\r")
-        except OSError as error:
-            raise ConfigError(f"--default-pass-file {file}: {error.strerror or error}") from error
-        if not 1 <= len(password.encode(errors="surrogateescape")) <= PASSWORD_MAX:
-            raise ConfigError(f"--default-pass-file {file}: the first line must have 1 to {PASSWORD_MAX} bytes")
-        return password
+        return password_in(self.default_pass_file, "--default-pass-file")
 
     @property
     def uses_tls(self) -> bool:
@@ -158,6 +150,18 @@ class Config:
     def hosts(self) -> tuple[str, ...]:
         """All addresses for AMQP."""
         return self.host, *self.more_hosts
+
+
+def password_in(file: Path, option: str) -> str:
+    """Return the password in the first line of a file. Raise ConfigError, which names the option that gave the file."""
+    try:
+        with open(file, encoding="utf-8", errors="surrogateescape") as opened:
+            password = opened.read(PASSWORD_MAX + 2).partition("\n")[0].rstrip("\r")
+    except OSError as error:
+        raise ConfigError(f"{option} {file}: {error.strerror or error}") from error
+    if not 1 <= len(password.encode(errors="surrogateescape")) <= PASSWORD_MAX:
+        raise ConfigError(f"{option} {file}: the first line must have 1 to {PASSWORD_MAX} bytes")
+    return password
 
 
 def option(name: str) -> str:

@@ -14,7 +14,16 @@ from kvitto.base.config import PORTS, TYPES, ConfigError, checked, spread_hosts
 PREFIX = "KVITTO_"
 CONFIG = "KVITTO_CONFIG"
 """The configuration file."""
-OTHERS = (CONFIG, "KVITTO_URI", "KVITTO_URL", "KVITTO_PURE", "KVITTO_ANNOTATE", "KVITTO_REQUIRE_COMPILED")
+OTHERS = (
+    CONFIG,
+    "KVITTO_URI",
+    "KVITTO_URL",
+    "KVITTO_SOURCE_PASS",
+    "KVITTO_TARGET_PASS",
+    "KVITTO_PURE",
+    "KVITTO_ANNOTATE",
+    "KVITTO_REQUIRE_COMPILED",
+)
 ADDRESS = re.compile(r"(tcp|udp)://\S+:\d+")
 """What Kubernetes puts into NAME_PORT for a service of that name, and Docker for a link."""
 ALIKE = 0.8

@@ -43,6 +43,10 @@ FILES_RESERVE = 1024
 """File descriptors that connections and new queues leave to HTTP, the journal and further segments; at most an eighth of all."""
 FILES_PER_QUEUE = 2
 """A queue needs one for a segment and one for its settlement log."""
+SETTLEMENT_LOGS_PER_COMMIT = 32
+"""A commit syncs so many settlement logs, for which nobody waits; a full sync of more takes several commits (server/driving.py)."""
+NEW_FILES_PER_COMMIT = 32
+"""A commit has so many new segments before further queues without files wait for the next one (broker/queues/first_writes.py)."""
 BUFFERED_SHARE = 2
 """One user may have one part in this many of `buffered_max`."""
 
@@ -97,6 +101,9 @@ KEYED_COMMIT_MAX = 20_000
 """The most messages of one transaction for a queue with deduplication: they are compared in one step, which takes about 10 ms then."""
 
 # the management API
+HTTP_LINES_MAX = 200
+"""The maximum number of lines in the head of a request, and in what may follow a body in chunks: the parser takes about
+1 ms for 1,000."""
 HTTP_VALUES_MAX = 10_000
 """The maximum number of values in a request's JSON: the parser needs seconds for 16 MiB of nested arrays, and the
 broker does nothing else meanwhile."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 import resource
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from kvitto.base import limits
@@ -82,6 +84,25 @@ def keep_large_memory_apart(size: int) -> None:
         # M_TRIM_THRESHOLD is not adapted either then: a buffer would be returned to the system, and faulted in again,
         # in each turn
         option(-1, 2 * size)
+
+
+def page_releaser() -> Callable[[bytearray, int, int], None] | None:
+    """Return a function that gives the memory of data[start:end] back to the system; the bytes are lost. None where that cannot be done."""
+    import ctypes
+
+    advise = getattr(ctypes.CDLL(None), "madvise", None) if sys.platform == "linux" else None
+    if advise is None:
+        return None
+    advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+    def release(data: bytearray, start: int, end: int) -> None:
+        address = ctypes.addressof(ctypes.c_char.from_buffer(data))
+        first = -(-(address + start) // _PAGE) * _PAGE
+        behind = (address + end) // _PAGE * _PAGE
+        if behind > first:
+            advise(first, behind - first, 4)  # MADV_DONTNEED
+
+    return release
 
 
 def cpu_seconds() -> float:

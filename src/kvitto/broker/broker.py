@@ -15,7 +15,7 @@ from kvitto.base.config import GUEST
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError, ConnectionError_, ProtocolError, StoreFull
 from kvitto.base.limits import DEFAULTS, Limits
 from kvitto.broker import walls
-from kvitto.broker.administration import delaying, removal
+from kvitto.broker.administration import delaying, passing, removal
 from kvitto.broker.administration.archives import STEPS, Archives
 from kvitto.broker.administration.auth import TOPIC_PERMISSION, FirstUser, Users
 from kvitto.broker.administration.backups import Backups
@@ -31,13 +31,15 @@ from kvitto.broker.queues.reader import RangeReaders
 from kvitto.broker.routing.patterns import Pattern
 from kvitto.broker.routing.route import Traffic
 from kvitto.broker.transfers.deadletter import DeadLetters
+from kvitto.broker.transfers.onward import Heavy
 from kvitto.broker.transfers.parked import Parking
 from kvitto.broker.transfers.records import Records
 from kvitto.broker.transfers.stages import Stages
 from kvitto.broker.turning import Turning
 from kvitto.broker.vhost import OPERATOR_POLICY, POLICY, VHost
 from kvitto.broker.vhost_settings import VHostSettings
-from kvitto.store import paths, pieces
+from kvitto.store import judge, paths, pieces
+from kvitto.store.line import Defined
 from kvitto.store.log import Log
 from kvitto.store.record import Record
 from kvitto.store.store import Store
@@ -65,6 +67,7 @@ class Broker(Turning):
         self.parameters = Parameters(self)
         self.dead_letters = DeadLetters(self)
         self.parking = Parking(self)
+        self.heavy = Heavy()
         self.stages = Stages(self)
         self.archives = Archives(self)
         self.backups = Backups(self)
@@ -98,6 +101,7 @@ class Broker(Turning):
         definitions = self.store.load_definitions()
         self._defining = False
         self.users = Users(self._define_user)
+        definitions = self._finish_deletions(definitions)
         for kind, key, value in sorted(definitions, key=lambda d: ORDER.index(d[0])):
             self._restore(kind, key, value)
         self._defining = True
@@ -108,6 +112,7 @@ class Broker(Turning):
                 "default user %r is not added: the data directory is not new, and has its users already", first.name
             )
         delaying.started(self)
+        passing.started(self)
         self._drop_orphans()
         self.store.compact_definitions()
         for queue in self.queues.values():
@@ -120,6 +125,21 @@ class Broker(Turning):
         self.archives.start()
         self.store.started()
         self.stages.started()
+
+    def _finish_deletions(self, definitions: Defined) -> Defined:
+        """Finish the deletions that had begun when the broker ended. Returns the other definitions.
+
+        The line that says so is durable. So it does not matter which of these changes a crash keeps, nor that `_drop_orphans` may remove
+        the directories of the queues first: the next start does the rest.
+        """
+        stay, gone = judge.split_going(definitions)
+        for kind, key, _ in gone:
+            self.store.definitions.delete(kind, key)
+        if gone:
+            self._defined()
+        for thing in judge.going(gone):
+            log.info("%s was being deleted when the broker ended: what was left of it is deleted now", thing)
+        return stay
 
     def _add_first(self, first: FirstUser) -> None:
         password = first.password()  # before anything is defined: the file with it may be missing
@@ -186,6 +206,8 @@ class Broker(Turning):
             made = vhost.declare_exchange(
                 key[1], value["type"], True, value["auto_delete"], value["internal"], arguments
             )
+            if "passage" in value:
+                passing.attach(vhost, made, value["passage"])
             if "waiting" in value:
                 delaying.attach(vhost, made, value["waiting"])
                 delaying.follow(vhost, made)
@@ -197,7 +219,11 @@ class Broker(Turning):
     def _drop_orphans(self) -> None:
         """Remove the directories of queues whose deletion was durable before their files were removed."""
         for name in self.store.disk.listdir(paths.QUEUES):
-            if name not in self.queues and not self.archives.finish(name):
+            if name in self.queues:
+                continue
+            if not paths.is_queue_id(name):
+                log.warning("%s/%s is left alone: no broker has made it", paths.QUEUES, name)
+            elif not self.archives.finish(name):
                 self.store.drop_orphan(name)
 
     def _replay(self) -> None:
@@ -284,8 +310,13 @@ class Broker(Turning):
             return found
         else:
             found.settings = settings
-        self.define("vhost", (name,), found.settings.value())
+        self.define_vhost(found)
         return found
+
+    def define_vhost(self, vhost: VHost) -> None:
+        """Write the definition of a virtual host. It says whether the virtual host is being deleted, so that the next start goes on."""
+        deleting = {judge.DELETING: True} if vhost.deleting else {}
+        self.define("vhost", (vhost.name,), {**vhost.settings.value(), **deleting})
 
     def delete_vhost(self, name: str) -> None:
         """Run `removal.delete_vhost` without a pause."""

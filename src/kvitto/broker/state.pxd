@@ -11,6 +11,7 @@ cdef class TurnState:
     cdef public Timers timers
     cdef public Latencies latencies
     cdef public dict unwritten, pressed, slow, unmarked
+    cdef public object first_writes
     cdef public object dirty, late
     cdef public long long now_ms, now_us, set_back_ms
     cdef public Py_ssize_t written, turns, allowance, left

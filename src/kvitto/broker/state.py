@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from kvitto.base.clock import Clock
 from kvitto.broker.latencies import Latencies
+from kvitto.broker.queues.first_writes import FirstWrites
 from kvitto.broker.timers import Timers
 from kvitto.store.store import Store
 
@@ -51,6 +52,8 @@ class TurnState:
         self.slow: dict[Queue, None] = {}
         """Queues with batches that take several turns to be written. They count as `written`, although newer messages of theirs are
         in no file yet."""
+        self.first_writes = FirstWrites(store.commits)
+        """Queues whose first write waits. They count as `written` too."""
         self.unmarked: dict[Queue, None] = {}
         """Queues that may have delivered since they were written. Their files do not have the delivered mark for that yet (A9)."""
         self.full = False

@@ -34,6 +34,10 @@ Targets = dict[Queue, int]
 """By queue, the offset below which messages must be in the files."""
 QUEUE_COST = 25
 """The cost of one write of a queue, without the bytes of its messages, in units of about a microsecond."""
+FIRST_COST = 500
+"""The cost of the first write of a queue, which makes a directory and a file. The file system takes most of it."""
+LOOK_COST = 5
+"""The cost of finding that the first write of a queue has to wait."""
 SLICE_COST = 1200
 """The cost of writing a slice of a large batch (store/pieces.py). Most slices take less time, some take several times as long."""
 BEHIND_BYTES = 64 << 20
@@ -59,8 +63,8 @@ class Turning(TurnState):
         """Records of the journal that were applied in memory, each with the value that `written` must reach for them to be in the files."""
         self._noted = 0
         """The last record that has been put into `_applied`."""
-        self._applied_to_slow: deque[tuple[Targets, int]] = deque()
-        """Applied records that still wait until slow queues have written their batches."""
+        self._applied_to_slow: deque[tuple[Targets, int, int]] = deque()
+        """Applied records that still wait until slow queues, and so many `first_writes`, have been written."""
         self.on_full: Callable[[bool], None] = lambda full: None
         self._pool: list[Batch] = []
 
@@ -75,6 +79,7 @@ class Turning(TurnState):
             or self.records.due
             or self.dead_letters.moves
             or self.stages.due
+            or self.first_writes.waiting
             or self.store.has_work()
         )
 
@@ -86,6 +91,7 @@ class Turning(TurnState):
             or self.records.due
             or self.jobs.waiting
             or self.readers.ready
+            or self.first_writes.may_go_on
             or self.store.has_work()
         )
 
@@ -109,6 +115,10 @@ class Turning(TurnState):
             self._pump_late()
         if self.readers.ready:
             walls.run(self.readers, self.readers.pump)
+        self.first_writes.limited = most < sys.maxsize
+        if self.first_writes.waiting:
+            # half of the turn is for queues that have files: who waits for those does not wait for all new ones
+            most -= self._write_first(most - most // 2)
         while True:
             most = self._write_dirty(most)
             if self.faults.failed:
@@ -129,7 +139,7 @@ class Turning(TurnState):
                 queue.tail.closed.clear()
         if (self._applied or self._applied_to_slow) and not self.unwritten:
             self._note_applied()
-        self.behind = len(self.dirty) * self._queue_size > BEHIND_BYTES
+        self.behind = (len(self.dirty) + len(self.first_writes.waiting)) * self._queue_size > BEHIND_BYTES
         self.left, self.allowance = self.allowance, ALLOWANCE
 
     def _write_dirty(self, most: int) -> int:
@@ -150,10 +160,26 @@ class Turning(TurnState):
                 size = 0 if tail is None else min(tail.size(), pieces.WHOLE_BYTES)
                 cost = QUEUE_COST + (size >> 11)
             self.flush(queue)
+            if queue.waits_for_file:
+                cost = LOOK_COST
+            elif not queue.has_files and queue.log.segments:
+                cost += FIRST_COST
             most -= cost
             self._queue_size += (size - self._queue_size) / 64
             self.written += 1
         return most
+
+    def _write_first(self, most: int) -> int:
+        """Write queues whose first write has waited, while their commit has room for them, and up to a cost of `most`. Returns the cost."""
+        cost = 0
+        while cost < most and (queue := self.first_writes.next()) is not None:
+            self.flush(queue)
+            cost += FIRST_COST if queue.log.segments else LOOK_COST
+            # it is slow, or the disk is full: whoever waits for it has to go on waiting
+            if queue.unwritten_from < queue.next:
+                for targets, _, _ in self._applied_to_slow:
+                    targets.setdefault(queue, queue.next)
+        return cost
 
     def _note_applied(self) -> None:
         """Note in the journal up to which record the files of the queues have everything."""
@@ -161,11 +187,11 @@ class Turning(TurnState):
         late = self._applied_to_slow
         while self._applied and self._applied[0][0] <= self.written:
             applied = self._applied.popleft()[1]
-            if late or self.slow:
-                late.append((self.targets(self.slow), applied))
+            if late or self.slow or self.first_writes.waiting:
+                late.append((self.targets(self.slow), self.first_writes.end, applied))
                 applied = -1
-        while late and self.reached(late[0][0]):
-            applied = late.popleft()[1]
+        while late and self.reached(late[0][0]) and late[0][1] <= self.first_writes.done:
+            applied = late.popleft()[2]
         if applied >= 0:
             self.store.journal.turn_written(applied)
 

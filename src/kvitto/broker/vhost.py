@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvitto.base.errors import ACCESS_REFUSED, NOT_FOUND, PRECONDITION_FAILED, RESOURCE_LOCKED, ChannelError, StoreError
 from kvitto.broker import walls
-from kvitto.broker.administration import delaying, histories, inert, policies, policing, removal
+from kvitto.broker.administration import delaying, histories, passing, policies, policing, removal
 from kvitto.broker.administration.arguments import EQUIVALENCE_ARGUMENTS, queue_settings, read_settings, usable
 from kvitto.broker.administration.equivalence import check_arguments, check_field, describe
 from kvitto.broker.administration.policies import Policy
@@ -36,6 +36,7 @@ from kvitto.broker.routing.route import Epoch, Route, Traffic
 from kvitto.broker.routing.walking import NOTHING_SAID, walk
 from kvitto.broker.transfers.deadletter import split_key, strings
 from kvitto.broker.vhost_settings import VHostSettings
+from kvitto.store.judge import DELETING
 from kvitto.wire.properties import Properties
 
 if TYPE_CHECKING:
@@ -116,6 +117,7 @@ class VHost:
         self.deleting = False
         self.going: dict[Queue | Exchange, Steps | None] = {}
         """Queues and exchanges that are being deleted, with the steps that do it, or None if these have not begun."""
+        self.senders = histories.Senders(self)
         self._sources: dict[Queue | Exchange, dict[Exchange, None]] = {}
         """By destination, the exchanges with a binding to it, without the default exchange."""
 
@@ -218,12 +220,17 @@ class VHost:
             return histories.Unseen(name, routing_key, found.histories, True, exchange.traffic)
         return route_to(name, routing_key, found.queues + found.histories, True, exchange.traffic)
 
-    def target_steps(self, name: str, keys: list[str], properties: Properties) -> Generator[bool, None, list[Queue]]:
-        """Find the queues of a dead letter, without a limit of steps. There are none if the exchange does not exist."""
+    def target_steps(
+        self, name: str, keys: list[str], properties: Properties, leaving: Exchange | None = None
+    ) -> Generator[bool, None, list[Queue]]:
+        """Find the queues of a message that the broker moves, without a limit of steps. There are none if the exchange does not exist.
+
+        `leaving`: the exchange whose hidden queue the message leaves.
+        """
         exchange = self.exchanges.get(name)
         if exchange is None:
             return []
-        found = yield from walk(exchange, keys, properties, self.exchanges.get, None)
+        found = yield from walk(exchange, keys, properties, self.exchanges.get, None, leaving)
         self.search_cost = found.cost
         return found.queues + found.histories if found.queues else []
 
@@ -258,7 +265,7 @@ class VHost:
             text = f"cannot declare exchange '{name}': vhost '{self.name}' has {self.broker.limits.exchanges_max}, the limit"
             raise ChannelError(PRECONDITION_FAILED, text, limit="exchanges")
         if not self.broker.restoring:
-            inert.refuse(describe("exchange", name, self.name), inert.REFUSED_OF_EXCHANGES, arguments)
+            exchanges.check_deduplication(name, self.name, kind, arguments)
             honoured = exchanges.honoured_arguments(kind, arguments)
             self.broker.notices.without_effect(describe("exchange", name, self.name), arguments, honoured)
         made = self.exchanges[name] = Exchange(
@@ -273,11 +280,13 @@ class VHost:
         made.take_policy(self.policy_of_exchange(name))
         try:
             delaying.check(self, made)
+            passing.check(self, made)
             histories.attach(self, made)
         except ChannelError:
             del self.exchanges[name]
             raise
         self.changed()
+        passing.follow(self, made)
         if not delaying.follow(self, made):
             self.define_exchange(made)
         return made
@@ -285,13 +294,14 @@ class VHost:
     def define_exchange(self, exchange: Exchange) -> None:
         """Write the definition of the exchange, if it is durable."""
         if exchange.durable:
-            waiting = {} if exchange.waiting is None else {"waiting": exchange.waiting.log.queue_id}
+            hidden = {"waiting": exchange.waiting, "passage": exchange.passage}
             value = {
                 "type": exchange.type,
                 "auto_delete": exchange.auto_delete,
                 "internal": exchange.internal,
                 "arguments": exchange.arguments,
-                **waiting,
+                **{name: queue.log.queue_id for name, queue in hidden.items() if queue is not None},
+                **self._mark_of(exchange),
             }
             self.broker.define("exchange", (self.name, exchange.name), value)
 
@@ -419,9 +429,27 @@ class VHost:
             if thing.durable:
                 self.broker.undefine("exchange", (self.name, thing.name))
             delaying.detach(self, thing)
+            passing.detach(self, thing)
         else:
             self._remove_queue(thing)
         self.changed()
+
+    def _mark_of(self, thing: Queue | Exchange) -> dict[str, bool]:
+        """Return what the definition of a queue or exchange has if it is being deleted, so that the next start goes on with that."""
+        return {DELETING: True} if thing in self.going else {}
+
+    def define_going(self, thing: Queue | Exchange) -> None:
+        """Write the definition again, because a deletion of what has bindings has begun or has failed."""
+        if self.deleting:
+            return  # the definition of the virtual host says enough
+        if isinstance(thing, Exchange):
+            self.define_exchange(thing)
+        else:
+            self.define_queue(thing)
+
+    def is_bound(self, thing: Queue | Exchange) -> bool:
+        """Whether there is a binding to or from it, but for that of the default exchange."""
+        return thing in self._sources or (isinstance(thing, Exchange) and thing.last_dest() is not None)
 
     def _finish_going(self, thing: Queue | Exchange, kind: str) -> None:
         """Finish a deletion now, because the name is to be used again. Raises ChannelError 405 if that takes long."""
@@ -497,7 +525,7 @@ class VHost:
     def define_queue(self, queue: Queue) -> None:
         """Write the definition of the queue, if it is durable."""
         if queue.log.durable:
-            self.broker.define("queue", (self.name, queue.name), queue.definition())
+            self.broker.define("queue", (self.name, queue.name), {**queue.definition(), **self._mark_of(queue)})
 
     def make_queue(
         self, name: str, queue_id: str, durable: bool, exclusive: bool, auto_delete: bool, arguments: dict[str, Any]

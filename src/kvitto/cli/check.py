@@ -41,8 +41,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(show(found))
         print(verdict(found, args.directory))
-    if lock is not None:
-        lock.close()
+    lock.close()
     return DAMAGED if found.findings else SOUND
 
 
@@ -88,6 +87,8 @@ def name_of(folder: Folder) -> tuple[str, str]:
     kind, key = folder.defined
     if kind == "stage":
         return key[0], f"(stage of {key[1]}, batch {key[2]}, task {key[3]})"
+    if kind == "exchange":
+        return key[0], f"(exchange {key[1]})"
     if kind:
         return key[0], key[1]
     said = folder.says

@@ -67,7 +67,7 @@ class Management:
     """`uri` is http(s)://user:password@host:port. Missing parts default to guest, 127.0.0.1 and 15672. `option` gave it."""
 
     def __init__(self, uri: str, option: str = "--uri") -> None:
-        self._option = option
+        self.option = option
         try:
             parts = urlsplit(uri if "//" in uri else f"//{uri}", scheme="http")
             port = parts.port
@@ -147,7 +147,7 @@ class Management:
         try:
             connection = make(self._host, self._port, timeout=timeout_s)
         except http.client.InvalidURL:
-            raise Failure(USAGE, f"{self._option}: {self._host!r} is not a host") from None
+            raise Failure(USAGE, f"{self.option}: {self._host!r} is not a host") from None
         try:
             content = json.dumps(body) if isinstance(body, dict) else body
             connection.request(method, target, content, headers)
@@ -180,6 +180,6 @@ class Management:
     def _unreachable(self, error: Exception) -> str:
         if isinstance(error, http.client.BadStatusLine) and str(error).startswith("AMQP"):
             other = "the port of the management API, 15672 unless --http-port sets another"
-            return f"{self.where} is a port for AMQP: give {self._option} {other}"
+            return f"{self.where} is a port for AMQP: give {self.option} {other}"
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__
-        return f"no broker answers at {self.where} ({why}). Is `kvitto serve` running with this --http-port? Else give {self._option}"
+        return f"no broker answers at {self.where} ({why}). Is `kvitto serve` running with this --http-port? Else give {self.option}"

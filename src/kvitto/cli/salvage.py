@@ -50,8 +50,7 @@ def run(args: argparse.Namespace) -> int:
         left = f"; {target} is not complete, and no broker starts in it: remove it" if job is not None else ""
         return failed(f"cannot salvage {args.directory}: {error}{left}")
     finally:
-        if lock is not None:
-            lock.close()
+        lock.close()
     if args.json:
         print(json.dumps({**report(found), "to": os.path.abspath(target), "made": job.made}))
     else:

@@ -457,6 +457,10 @@ class Channel:
             self._got.append(Delivery("", *got, properties, body))
             self.replies.append(method)
 
+    def disown(self) -> None:
+        """In a forked child: the parent handles what is here."""
+        self.sink.batch = Batch()
+
     def _end(self, reason: ChannelClosed) -> None:
         if self.closed is None:
             self.closed = reason

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TypeVar, cast
 
 from kvitto.base.errors import ConnectionError_
-from kvitto.client import handshake
+from kvitto.client import disown, handshake
 from kvitto.client.channel import Channel
 from kvitto.client.codec import METHOD, Scanner
 from kvitto.client.errors import AMQPError, ConnectFailed, ConnectionLost
@@ -56,6 +56,7 @@ class Connection:
         self._replies: list[m.Method] = []
         self.transport = Transport(self.address)
         self.out = self.transport.out
+        disown.own(self)
         try:
             self._handshake(name)
         except BaseException:
@@ -147,6 +148,12 @@ class Connection:
                 pass
         self._lost("the connection was closed by this client")
 
+    def disown(self) -> None:
+        """Call this in a forked child: from then on each call raises ConnectionLost, and nothing reaches the parent's socket."""
+        self.closed = self.closed or ConnectionLost(disown.forked("connection"))
+        for channel in self.channels.values():
+            channel.disown()
+
     def fileno(self) -> int:
         """For select: when it is readable, `process` has something to do."""
         return self.transport.fileno()
@@ -224,7 +231,7 @@ class Connection:
             self.send(m.ConnectionOpen(self.address.vhost))
             self._expect(m.ConnectionOpenOk)
         except ConnectionLost as lost:
-            raise ConnectFailed(_why(self.address, lost), lost.code) from None
+            raise ConnectFailed(handshake.why(self.address, lost), lost.code) from None
         except TimeoutError as late:
             raise ConnectFailed(f"{late}; is it an AMQP 0-9-1 port?") from None
 
@@ -243,15 +250,3 @@ class Connection:
         if not isinstance(reply, kind):
             raise ConnectFailed(f"{self.address}: expected {kind.NAME}, the server sent {reply.NAME}")
         return reply
-
-
-def _why(address: Address, lost: ConnectionLost) -> str:
-    """Return a text for an interrupted handshake, with the usual reason."""
-    said = lost.text.removeprefix(f"{address}: ")
-    if lost.code == 403:
-        return f"{address}: login refused ({said}); check user and password"
-    if lost.code == 530:
-        return f"{address}: no access to the virtual host ({said})"
-    if lost.code == 0:
-        return f"{lost.text} during the handshake; wrong password, or not an AMQP 0-9-1 port?"
-    return str(lost)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvitto.base.version import __version__
-from kvitto.client.errors import ConnectFailed
+from kvitto.client.errors import ConnectFailed, ConnectionLost
 from kvitto.client.uri import Address
 from kvitto.wire import methods as m
 from kvitto.wire.tables import Table
@@ -38,3 +38,15 @@ def tune_ok(address: Address, tune: m.ConnectionTune) -> m.ConnectionTuneOk:
     wish = address.heartbeat_s
     frame_max = min(address.frame_max or tune.frame_max, tune.frame_max or address.frame_max)
     return m.ConnectionTuneOk(tune.channel_max or 65535, frame_max, tune.heartbeat if wish is None else wish)
+
+
+def why(address: Address, lost: ConnectionLost) -> str:
+    """Say why a handshake was interrupted, with the usual reason."""
+    said = lost.text.removeprefix(f"{address}: ")
+    if lost.code == 403:
+        return f"{address}: login refused ({said}); check user and password"
+    if lost.code == 530:
+        return f"{address}: no access to the virtual host ({said})"
+    if lost.code == 0:
+        return f"{lost.text} during the handshake; wrong password, or not an AMQP 0-9-1 port?"
+    return str(lost)

@@ -1,7 +1,7 @@
 """Interceptors: code of a program that runs around each publish and around the handling of each message.
 
 `kvitto.connect(interceptors=[...])` takes them. Nothing here runs on a connection without them: channels and messages of
-those with interceptors have classes of their own (`aio.intercepted`, `blocking_intercepted`).
+those with interceptors have classes of their own (`aio.intercepted`, `blocking.intercepted`).
 """
 
 from __future__ import annotations

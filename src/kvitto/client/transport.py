@@ -11,6 +11,7 @@ import ssl
 import threading
 import time
 
+from kvitto.client import disown
 from kvitto.client.errors import ConnectFailed
 from kvitto.client.uri import Address
 from kvitto.wire.buf import Buf
@@ -34,6 +35,13 @@ class Transport:
         self._lock = threading.Lock()
         self._poll = select.poll()
         self._stop: threading.Event | None = None
+        disown.own(self)
+
+    def disown(self) -> None:
+        """Call this in a forked child: it has no heartbeat thread, which may have held the lock when the process was forked."""
+        self._lock = threading.Lock()
+        self._stop = None
+        disown.let_go(self.sock.fileno())
 
     def fileno(self) -> int:
         return self.sock.fileno()
@@ -111,7 +119,7 @@ class Transport:
 def connect(address: Address) -> socket.socket:
     """Return a connected non-blocking socket without Nagle's delay. ConnectFailed says what was tried."""
     try:
-        sock = socket.create_connection((address.host, address.port), timeout=address.connect_timeout_s)
+        sock = _reach(address)
     except TimeoutError:
         raise ConnectFailed(
             f"{address}: no answer within {address.connect_timeout_s:g} s; is the host right?"
@@ -122,9 +130,33 @@ def connect(address: Address) -> socket.socket:
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if address.tls:
-            sock = address.ssl_context().wrap_socket(sock, server_hostname=address.host)
+            context = address.ssl_context()
+            sock = context.wrap_socket(sock, server_hostname=address.host, do_handshake_on_connect=False)
+            disown.own_socket(sock)
+            sock.do_handshake()
     except (OSError, ValueError) as error:
         sock.close()
         raise ConnectFailed(f"{address}: TLS failed: {error}; is it a TLS port, and cacertfile right?") from None
     sock.setblocking(False)
     return sock
+
+
+def _reach(address: Address) -> socket.socket:
+    """Return a socket that is connected to the first address of the host that answers."""
+    failed: OSError | None = None
+    for family, kind, protocol, _, where in socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM):
+        sock = socket.socket(family, kind, protocol)
+        disown.own_socket(sock)
+        try:
+            sock.settimeout(address.connect_timeout_s)
+            sock.connect(where)
+        except OSError as error:
+            sock.close()
+            failed = failed or error
+        except BaseException:
+            sock.close()
+            raise
+        else:
+            return sock
+    assert failed is not None
+    raise failed

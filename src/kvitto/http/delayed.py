@@ -28,8 +28,8 @@ COUNT_MAX = 10_000
 LOOK_S = 0.5
 """A request that waits for the end of a message looks at this interval whether its queue is still there."""
 
-Action = Callable[[int, int, Done], bool]
-"""`DelayQueue.run_now` or `DelayQueue.drop`: offset, size, and what is called at the end."""
+Action = Callable[[DelayQueue, int, int, str, Done], bool]
+"""`DelayQueue.run_now` or `DelayQueue.drop`: offset, size, message id, and what is called at the end."""
 
 
 async def list_delayed(call: Call) -> Response:
@@ -102,32 +102,56 @@ def _view(call: Call, queue: DelayQueue, due_ms: int, offset: int) -> dict[str, 
     }
 
 
-async def _act(call: Call, what: str, action: Callable[[DelayQueue, int, int, Done], bool]) -> Response:
+async def _act(call: Call, what: str, action: Action) -> Response:
     """Run or cancel all messages with the path's message id. Answer how many these were. Raise Problem 404, 503."""
     queue = _permitted(call, "write")
     message_id = fields.short(call.args["message_id"], "message id")
+    ended: asyncio.Queue[bool] = asyncio.Queue()
+    count = 0
+    for offset, size in await _find(call, queue, message_id):
+        count += action(queue, offset, size, message_id, ended.put_nowait)
+        await call.api.slices.rest()
+    if not count:
+        raise not_found(f"no message with the id '{message_id}' waits in exchange '{call.name}'")
+    call.api.host.schedule()
+    gone = await _until_ended(queue, ended, count)
+    if gone < count and queue.deleted:
+        text = f"exchange '{call.name}' was deleted or delays no longer: {gone} of {count} messages are {what}"
+        raise not_found(text)
+    if gone < count:
+        raise Problem(503, "not_done", f"{gone} of {count} messages are {what}: the others stay, see the alarms")
+    return answer({what: count})
+
+
+async def _find(call: Call, queue: DelayQueue, message_id: str) -> list[tuple[int, int]]:
+    """Return (offset, size) of the messages with this id that wait.
+
+    If another request has begun to run or cancel some, wait until that is durable, or has failed: an answer that none is there says the
+    same as that request's. Messages may begin to end, or come back, while this looks for those that wait.
+    """
+    ended: asyncio.Queue[bool] = asyncio.Queue()
     found: list[tuple[int, int]] = []
 
     def search() -> Generator[bool, None, None]:
         found.extend((yield from queue.find_steps(message_id)))
 
-    await call.api.perform(search())
-    ended: asyncio.Queue[bool] = asyncio.Queue()
-    count = 0
-    for offset, size in found:
-        count += action(queue, offset, size, ended.put_nowait)
-        await call.api.slices.rest()
-    if not count:
-        raise not_found(f"no message with the id '{message_id}' waits in exchange '{call.name}'")
-    call.api.host.schedule()
-    left, gone = count, 0
-    while left and not queue.deleted and queue.fault is None:
+    while True:
+        await _until_ended(queue, ended, queue.join(message_id, ended.put_nowait))
+        if queue.fault is not None:
+            raise Problem(503, "not_done", f"exchange '{call.name}' is out of service, see the alarms")
+        await call.api.perform(search())
+        if found or message_id not in queue.ending:
+            return found
+
+
+async def _until_ended(queue: DelayQueue, ended: asyncio.Queue[bool], count: int) -> int:
+    """Wait for the end of so many messages. Return how many have left. It ends early if the queue is deleted or out of service."""
+    gone = 0
+    while count and (not ended.empty() or (not queue.deleted and queue.fault is None)):
         with suppress(TimeoutError):
             gone += await asyncio.wait_for(ended.get(), LOOK_S)
-            left -= 1
-    if gone < count:
-        raise Problem(503, "not_done", f"{gone} of {count} messages are {what}: the others stay, see the alarms")
-    return answer({what: count})
+            count -= 1
+    return gone
 
 
 PATH = "/api/exchanges/{vhost}/{name}/delayed"

@@ -32,20 +32,22 @@ def as_it_is(view: dict[str, Any]) -> dict[str, Any]:
     return view
 
 
-async def answer_list(call: Call, things: Iterable[T], view: View[T], name: Name[T] | None = None) -> Response:
+async def answer_list(call: Call, things: Iterable[T | None], view: View[T], name: Name[T] | None = None) -> Response:
     """Answer with a list. `view` makes the JSON of one item, `name` is the text that ?name= searches. `things` must not
-    fail if some items are deleted meanwhile."""
+    fail if some items are deleted meanwhile. A None among them is no item: it stands for work without a result."""
     query, slices = call.request.query, call.api.slices
     page = page_of(query) if "page" in query else None
     columns = [column.split(".") for column in query.get("columns", "").split(",") if column]
     shown: View[T] = (lambda thing: _columns(view(thing), columns)) if columns else view
     wanted = _filter(query) if name is not None else None
-    chosen: Iterable[T | None] = things
-    if wanted is not None and name is not None:
-        chosen = (thing if wanted(name(thing)) else None for thing in things)
+
+    def chosen(thing: T) -> bool:
+        return wanted is None or name is None or wanted(name(thing))
+
     if page is None and not query.get("sort"):
-        return Response(pieces=array(slices, chosen, shown))
-    found, total = await _collected(slices, chosen)
+        some = (thing if thing is not None and chosen(thing) else None for thing in things)
+        return Response(pieces=array(slices, some, shown))
+    found, total = await _collected(slices, things, chosen)
     count = 0
     if page is not None:
         count = (len(found) + page[1] - 1) // page[1]
@@ -97,13 +99,14 @@ async def with_array(head: dict[str, Any], name: str, items: AsyncIterator[bytes
     yield b"}"
 
 
-async def _collected(slices: Slices, things: Iterable[T | None]) -> tuple[list[T], int]:
+async def _collected(slices: Slices, things: Iterable[T | None], chosen: Callable[[T], bool]) -> tuple[list[T], int]:
     """Return the items that match, and the number of all."""
     found, total = [], 0
     for thing in things:
-        total += 1
         if thing is not None:
-            found.append(thing)
+            total += 1
+            if chosen(thing):
+                found.append(thing)
         await slices.rest()
     return found, total
 

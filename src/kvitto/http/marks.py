@@ -24,7 +24,7 @@ def forget_others(found: dict[Any, Any], kept: Collection[Any]) -> Iterator[None
 
 
 def freed(things: set[Any] | dict[Any, Any]) -> Iterator[None]:
-    """Free very many objects, in steps."""
+    """Empty a set or a dict in steps, because it takes long to free very many objects at once."""
     pop = things.popitem if isinstance(things, dict) else things.pop
     while things:
         for _ in range(min(len(things), STEP)):

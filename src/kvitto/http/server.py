@@ -12,6 +12,7 @@ import contextlib
 import inspect
 import ipaddress
 import logging
+import re
 import socket
 import ssl
 import time
@@ -25,8 +26,10 @@ from urllib.parse import parse_qsl
 import h11
 
 from kvitto.base.errors import ACCESS_REFUSED, NOT_FOUND, ProtocolError, StoreError, StoreFull
+from kvitto.base.limits import HTTP_LINES_MAX
 from kvitto.base.process import files_reserve
 from kvitto.http import document
+from kvitto.http.accepting import Accepting
 from kvitto.http.access import Door, refuse_forgery
 from kvitto.http.api import Api, Call, Host
 from kvitto.http.crowd import Crowd
@@ -40,8 +43,13 @@ Context = Callable[[], ssl.SSLContext]
 
 CONNECTIONS_MAX = 256
 """The maximum number, or a quarter of the reserve of file descriptors if that is less."""
-BACKLOG = 100
+ROUNDS = 8
+"""A connection that is closed at once has its descriptor for fewer rounds of the loop than this, so there are never twice as many as the
+maximum."""
 READ_BYTES = 16 * 1024
+CHUNKS_BYTES = 2 * 1024
+"""A body in chunks is read in smaller parts: h11 parses what has come of its trailers at once, before anybody can count them."""
+BLANK = re.compile(rb"\n\r?\n")
 BEGUN_BYTES = 64 * 1024
 """An answer that is made in pieces is sent with its length if it is not longer than this."""
 PARTS_AT_ONCE = 16
@@ -67,20 +75,16 @@ class Listener:
         self.crowd: Crowd[Peer] = Crowd()
         self._most = CONNECTIONS_MAX
         self._tasks: dict[Peer, asyncio.Task[None]] = {}
-        self._servers: list[asyncio.Server] = []
+        self._servers: list[Accepting] = []
         self._sampler: asyncio.Task[None] | None = None
 
     async def listen(self, sockets: Sequence[socket.socket], tls: Context | None = None) -> int:
         """Listen on these bound sockets, and return the port. `tls` returns the context for each new connection. Raise OSError if that is
         not possible."""
         self._most = min(CONNECTIONS_MAX, max(files_reserve() // 4, 1))
-        # asyncio accepts as many at once, before anybody is asked, as it lets wait; more may wait
+        at_once = max(self._most // ROUNDS, 1)
         for sock in sockets:
-            accept = partial(self._accept, tls)
-            server = await asyncio.start_server(accept, sock=sock, limit=READ_BYTES, backlog=self._most)
-            self._servers.append(server)
-            with sock.dup() as same:
-                same.listen(BACKLOG)
+            self._servers.append(Accepting(sock, partial(self._accept, tls), at_once, READ_BYTES))
         if self._sampler is None:
             self._sampler = asyncio.get_running_loop().create_task(self._sample())
         return int(sockets[0].getsockname()[1])
@@ -172,6 +176,7 @@ class Peer:
                 await self._shake_hands(self._tls())
             while await self._exchange():
                 self.http.start_next_cycle()
+                await self.listener.api.slices.rest()  # hundreds of requests may have come in one read
             await self._linger()
             self.writer.close()
         except ssl.SSLError as error:
@@ -209,7 +214,7 @@ class Peer:
             reason = str(error).partition(":")[0]  # after this h11 repeats what was sent
             response = failure(Problem(error.error_status_hint, "bad_request", reason))
         except Problem as problem:
-            response = failure(problem)
+            response = self._refusal(problem)
         await self._send(response, head is not None and head.method == "HEAD")
         return self.http.our_state is h11.DONE and self.http.their_state is h11.DONE
 
@@ -243,13 +248,39 @@ class Peer:
 
     # -- in --------------------------------------------------------------------------------------------------
 
-    async def _event(self) -> Any:
-        while (event := self.http.next_event()) is h11.NEED_DATA:
+    async def _event(self, most: int | None = None, read_bytes: int = READ_BYTES) -> Any:
+        """Read the next event. Raise Problem 413 if a chunk is announced that has more than `most` bytes, 431 for too many lines."""
+        while True:
+            self._count_lines()
+            event = self.http.next_event()
+            if event is not h11.NEED_DATA:
+                return event
+            if most is not None and self._announced() > most:
+                raise too_large(most)
             if self.http.they_are_waiting_for_100_continue:
                 go_on = h11.InformationalResponse(status_code=100, headers=[])
                 self.writer.write(self.http.send(go_on) or b"")
-            self.http.receive_data(await self.reader.read(READ_BYTES))
-        return event
+            self.http.receive_data(await self.reader.read(read_bytes))
+
+    def _count_lines(self) -> None:
+        """Raise Problem 431 if a head, or trailers, with too many lines are to be parsed. h11 parses all of them in one step."""
+        if self.http.their_state is h11.SEND_BODY and not getattr(self._body_reader, "_reading_trailer", False):
+            return
+        data = self.http.trailing_data[0]
+        if len(data) > HTTP_LINES_MAX:
+            blank = BLANK.search(data)
+            if data.count(b"\n", 0, blank.end() if blank else len(data)) > HTTP_LINES_MAX:
+                text = f"there are more than {HTTP_LINES_MAX} lines of headers"
+                raise Problem(431, "too_many_headers", text, limit="http_head")
+
+    @property
+    def _body_reader(self) -> Any:
+        """The part of h11 that reads bodies. It has no public name."""
+        return getattr(self.http, "_reader", None)
+
+    def _announced(self) -> int:
+        """Return how many bytes are missing of the chunk that is being read."""
+        return int(getattr(self._body_reader, "_bytes_in_chunk", 0))
 
     def _head(self, event: h11.Request) -> Request:
         """Check the head. Raise Problem 400 for a target that is not a path, or a body with two lengths."""
@@ -275,8 +306,9 @@ class Peer:
         if int(head.headers.get("content-length", 0)) > most:
             raise too_large(most)
         parts = 0
+        read_bytes = CHUNKS_BYTES if "transfer-encoding" in head.headers else READ_BYTES
         async with asyncio.timeout(BODY_S):
-            while isinstance(event := await self._event(), h11.Data):
+            while isinstance(event := await self._event(most, read_bytes), h11.Data):
                 self.listener.admit(self, len(event.data))
                 body += event.data
                 if len(body) > most:
@@ -292,9 +324,7 @@ class Peer:
         try:
             return await self._handle(head)
         except Problem as problem:
-            if problem.limit:
-                self.listener.api.broker.refused[problem.limit] += 1
-            return failure(problem)
+            return self._refusal(problem)
         except ProtocolError as error:
             self.listener.api.broker.count_refusal(error)
             return failure(amqp_problem(error))
@@ -308,6 +338,11 @@ class Peer:
         except Exception:
             log.exception("%s %s failed", head.method, logged(head.path))
             return failure(Problem(500, "internal_server_error", "this is a mistake in Kvitto: see the broker's log"))
+
+    def _refusal(self, problem: Problem) -> Response:
+        if problem.limit:
+            self.listener.api.broker.refused[problem.limit] += 1
+        return failure(problem)
 
     async def _handle(self, head: Request) -> Response:
         listener = self.listener

@@ -11,6 +11,7 @@ from kvitto.http.listing import answer_list
 from kvitto.http.request import NO_CONTENT, Response, answer, bad_request, not_found
 from kvitto.shovel.settings import COMPONENT, shown
 
+AMQP, HTTP = "amqp091", "http"
 FIGURES = ("moved", "rejected", "again", "failures", "remaining")
 
 
@@ -20,6 +21,8 @@ def view(call: Call, item: tuple[str, str, Any, dict[str, Any]]) -> dict[str, An
     since = datetime.fromtimestamp(state.get("since", 0), UTC)
     settings = {key.replace("-", "_"): setting for key, setting in shown(value).items()}
     return {
+        "src_protocol": AMQP,
+        "dest_protocol": protocol(settings.get("dest_uri")),
         **settings,
         "node": call.api.node,
         "name": name,
@@ -30,6 +33,12 @@ def view(call: Call, item: tuple[str, str, Any, dict[str, Any]]) -> dict[str, An
         "timestamp": f"{since:%Y-%m-%d %H:%M:%S}",
         **{figure: state[figure] for figure in FIGURES if state.get(figure) is not None},
     }
+
+
+def protocol(uri: Any) -> str:
+    """Return what is spoken at a URI, or at the first of a list."""
+    first = uri[0] if isinstance(uri, list) and uri else uri
+    return HTTP if str(first).startswith("http") else AMQP
 
 
 async def list_shovels(call: Call) -> Response:

@@ -119,7 +119,17 @@ def in_memory(queue: Queue) -> list[Any]:
 def exchange(call: Call, vhost: VHost, exchange: Exchange) -> dict[str, Any]:
     row = counts.of_exchange(exchange)
     stats = numbers(call, exchange, row, counts.EXCHANGE_STATS, counts.same, call.spans.msg_rates)
-    return {**views.exchange(vhost, exchange), "message_stats": stats}
+    return {**views.exchange(vhost, exchange), **hidden(exchange), "message_stats": stats}
+
+
+def hidden(exchange: Exchange) -> dict[str, Any]:
+    """Return how many messages wait in an exchange that delays, and what an exchange that deduplicates knows and moves."""
+    found: dict[str, Any] = {}
+    if exchange.waiting is not None:
+        found["messages_delayed"] = exchange.waiting.messages
+    if exchange.passage is not None:
+        found |= {"messages_passing": exchange.passage.messages, **deduplication(exchange.passage)}
+    return found
 
 
 def vhost(call: Call, vhost: VHost, of_queues: Sequence[int]) -> dict[str, Any]:

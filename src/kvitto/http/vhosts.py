@@ -17,7 +17,7 @@ from kvitto.broker.vhost import VHost
 from kvitto.broker.vhost_settings import QUEUE_TYPES, VHostSettings
 from kvitto.http import fields, shown, totals, views
 from kvitto.http.access import Access
-from kvitto.http.api import Api, Call
+from kvitto.http.api import Api, Call, lasting
 from kvitto.http.counts import Row
 from kvitto.http.listing import answer_list
 from kvitto.http.request import CREATED, NO_CONTENT, Problem, Response, answer, bad_request, not_found
@@ -107,14 +107,14 @@ async def unprotect_vhost(call: Call) -> Response:
 
 
 async def _protect(call: Call, protected: bool) -> None:
-    vhost = call.vhost()
+    vhost = lasting(call.vhost())
     settings = replace(vhost.settings, protected=protected)
     await call.api.change(lambda: call.api.broker.add_vhost(vhost.name, settings))
 
 
 def close_connections(api: Api, vhost: VHost) -> Iterator[None]:
     """Close all connections to a virtual host, some in each piece. From the first piece on no client can connect to it."""
-    vhost.deleting = True
+    removal.begin(vhost)  # an auto-delete queue goes when its last connection is closed
     cost = Cost()
     for connection in list(api.connections):
         if connection.vhost is vhost:

@@ -27,7 +27,6 @@ def exchange(vhost: VHost, exchange: Exchange) -> dict[str, Any]:
         "internal": exchange.internal,
         "arguments": plain(exchange.arguments),
         "policy": exchange.policy and exchange.policy.name,
-        **({} if exchange.waiting is None else {"messages_delayed": exchange.waiting.messages}),
     }
 
 

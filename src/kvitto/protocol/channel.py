@@ -789,6 +789,7 @@ class Channel:
         """End deliveries to the consumer with this tag. Returns the consumer, or None if there is none."""
         consumer = self.consumers.pop(tag, None)
         if consumer is not None:
+            consumer.keep_timeout()
             self.connection.consumers -= 1
             self.delivered += 0 if consumer.no_ack else consumer.delivered
             self.delivered_auto += consumer.delivered if consumer.no_ack else 0
@@ -803,6 +804,10 @@ class Channel:
             return slot
         self.slots.append(c)
         return len(self.slots)
+
+    def holds_nothing(self) -> bool:
+        """Whether nothing is unacked here, and nothing will be before there is another consumer or basic.get."""
+        return len(self.slots) == len(self._free)
 
     def watch(self, c: Consumer) -> None:
         """Deliveries of this consumer may be unacked here: if it or its queue has a consumer timeout, they are looked at."""
@@ -819,7 +824,9 @@ class Channel:
     def free_slot(self, slot: int) -> None:
         c = self.slots[slot - 1]
         if c is not None and not c.counted:
-            self.getters.pop(c.queue, None)
+            queue = c.queue
+            if self.getters.get(queue) is c:
+                del self.getters[queue]
         self.slots[slot - 1] = None
         self._free.append(slot)
 

@@ -73,7 +73,7 @@ class Confirms:
         self._waiting: deque[tuple[int, list[Waiting]]] = deque()
         """Calls of `when_written`, each with the changes that must be written for them."""
         self._late: dict[Channel, Late] = {}
-        """Channels that wait for slow queues."""
+        """Channels that wait for slow queues, or for first writes."""
         self._late_waiting: list[tuple[Late, Waiting]] = []
 
     def when_written(self, queues: list[Queue], done: Callable[[], None], lost: Callable[[Queue], None]) -> None:
@@ -115,12 +115,13 @@ class Confirms:
         waiting: list[Published] = []
         if self._late or self._late_waiting:
             self._look_late(waiting)
+        broker = self.broker
         while self._published:
             published = self._published[0]
-            if published.changes > self.broker.written:
+            if published.changes > broker.written:
                 break
             self._published.popleft()
-            if not (self.broker.slow or self._late) or not self._is_late(published):
+            if not (broker.slow or self._late or broker.first_writes.waiting) or not self._is_late(published):
                 self._written(published, waiting)
         if self._waiting:
             self._answer_written()
@@ -141,7 +142,7 @@ class Confirms:
         """Handle the calls of `when_written` whose queues are in the files: they wait for the next sync, or for slow queues."""
         while self._waiting and self._waiting[0][0] <= self.broker.written:
             for wanted in self._waiting.popleft()[1]:
-                targets = self.broker.targets(q for q in self.broker.slow if q in wanted[0])
+                targets = self._targets([wanted[0]])
                 if targets:
                     self._late_waiting.append((Late(targets), wanted))
                 else:
@@ -152,8 +153,7 @@ class Confirms:
 
         Returns whether it was moved.
         """
-        routes = published.routes
-        targets = self.broker.targets(q for q in self.broker.slow if any(q in route.queues for route in routes))
+        targets = self._targets([route.queues for route in published.routes])
         before = self._late.get(published.channel)
         if before is not None:
             assert before.published is not None
@@ -164,6 +164,13 @@ class Confirms:
         if targets:
             self._late[published.channel] = Late(targets, published)
         return bool(targets)
+
+    def _targets(self, routed: list[list[Queue]]) -> Targets:
+        """Return the queues that have counted as written before they were, out of lists of queues, with their ends."""
+        found = [queue for queue in self.broker.slow if any(queue in queues for queues in routed)]
+        if self.broker.first_writes.waiting:
+            found += [queue for queues in routed for queue in queues if queue.waits_for_file]
+        return self.broker.targets(found)
 
     def _look_late(self, waiting: list[Published]) -> None:
         """Handle the confirms that no longer wait for slow queues."""

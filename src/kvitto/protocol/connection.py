@@ -571,10 +571,15 @@ class Connection:
         if isinstance(error, ProtocolError):
             self.fail(error)
             return
-        log.error("%s: internal error, the connection is closed", self.peer, exc_info=error)
+        told = ConnectionError_(INTERNAL_ERROR, "internal error, see the broker's log")
+        what = "internal error"
+        if isinstance(error, MemoryError):
+            what = "the system gives the broker no more memory"
+            told = ConnectionError_(RESOURCE_ERROR, what)
+        log.error("%s: %s, the connection is closed", self.peer, what, exc_info=error)
         self.rest = b""
         if self.state < CLOSING:
-            self.close(ConnectionError_(INTERNAL_ERROR, "internal error, see the broker's log"))
+            self.close(told)
             self.stalled = self.choked = self.yielded = False
             self.transport.resume()  # for the peer's close-ok
         else:

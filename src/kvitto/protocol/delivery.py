@@ -140,9 +140,9 @@ class ChannelConsumer(Consumer):
         self.delivered += k
         if redelivered:
             c.redelivered += k
-        self.tag_before = 0
         if k and not self.no_ack:
             c.timed.begin(c.next_tag - 1)
+        self.tag_before = 0  # last: whatever was raised before is undone
         return k
 
     def deliver_again(self, key, props, body, offset):  # type: ignore[no-untyped-def]
@@ -183,9 +183,9 @@ class ChannelConsumer(Consumer):
         self.queue_gone()
 
     def settings_changed(self) -> None:
-        if not self.no_ack:
-            self.channel.watch(self)
-            self.channel.connection.hub.timeouts.look_again(self.channel, 0)
+        timeout_ms = self.queue.consumer_timeout_ms
+        if not self.no_ack and self.timeout_ms < 0 < timeout_ms:
+            self.channel.connection.hub.timeouts.watch_again(self.channel, timeout_ms)
 
     def queue_gone(self):  # type: ignore[no-untyped-def]
         """Send basic.cancel, if the client supports it (A14)."""
@@ -354,6 +354,7 @@ class GetConsumer(Consumer):
         self.offsets = offsets and queue.log.durable
         self.active = False
         self.counted = False
+        self.keep_timeout()
         self.slot = 0 if no_ack else channel.slot_of(self)
         self.tag_before = 0
         self.bytes_before = 0

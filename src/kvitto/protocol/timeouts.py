@@ -31,6 +31,8 @@ LOOKS = 20
 INTERVAL_MS_MIN = 50
 """The least time between two looks, in ms."""
 CHANNELS_PER_PIECE = 100
+WATCHES_SPARE = 8
+"""A channel may have so many watches, and two for each consumer, before those that no consumer needs any more are looked for."""
 
 
 class Timeouts(Service):
@@ -46,7 +48,9 @@ class Timeouts(Service):
 
     def watch(self, channel: Channel, timeout_ms: int) -> None:
         """From now on deliveries of queues with this timeout may be unacked on the channel."""
-        longest_ms = -(-timeout_ms // _step_ms(timeout_ms)) * _step_ms(timeout_ms)
+        longest_ms = _longest_ms(timeout_ms)
+        if len(self._watches.get(channel, ())) >= 2 * len(channel.slots) + WATCHES_SPARE:
+            self._forget_unused(channel)
         channels = self._channels.get(longest_ms)
         if channels is None:
             channels = self._channels[longest_ms] = {}
@@ -54,6 +58,17 @@ class Timeouts(Service):
         if channel not in channels:
             watch = channels[channel] = Watch(-(-longest_ms // _interval_ms(longest_ms)))
             self._watches.setdefault(channel, {})[longest_ms] = watch
+
+    def watch_again(self, channel: Channel, timeout_ms: int) -> None:
+        """A policy gives this timeout to a consumer of the channel. What it holds was looked at for another one, or for none.
+
+        It may be called for each of 10,000 consumers, so it looks at one of the channel's timeouts and not at all of them.
+        """
+        watch = self._watches.get(channel, {}).get(_longest_ms(timeout_ms))
+        if watch is None:
+            self.watch(channel, timeout_ms)
+        else:
+            watch.looked = 0
 
     def forget(self, channel: Channel) -> None:
         """Stop watching a channel that is closed."""
@@ -75,7 +90,7 @@ class Timeouts(Service):
         channels = self._channels[longest_ms]
         for number, (channel, watch) in enumerate(list(channels.items()), 1):
             while channel in channels:
-                if not channel.unacked and not channel.consumers:
+                if channel.holds_nothing():
                     self._forget_one(channel, longest_ms)
                 elif walls.run(channel, watch.look, channel, longest_ms) is not MORE:
                     break
@@ -88,8 +103,14 @@ class Timeouts(Service):
         else:
             del self._channels[longest_ms]
 
+    def _forget_unused(self, channel: Channel) -> None:
+        """Stop watching the channel for timeouts that it had before a consumer was cancelled, or a policy changed."""
+        used = {_longest_ms(channel.timeout_of(consumer)) for consumer in channel.slots if consumer is not None}
+        for longest_ms in [each for each in self._watches[channel] if each not in used]:
+            self._forget_one(channel, longest_ms)
+
     def _forget_one(self, channel: Channel, longest_ms: int) -> None:
-        """Stop watching the channel for these timeouts: it has no consumers and nothing unacked."""
+        """Stop watching the channel for these timeouts: nothing that it holds, or will get, has one of them."""
         del self._channels[longest_ms][channel]
         watches = self._watches[channel]
         del watches[longest_ms]
@@ -134,6 +155,12 @@ def _step_ms(timeout_ms: int) -> int:
     if timeout_ms <= LOOKS * INTERVAL_MS_MIN:
         return INTERVAL_MS_MIN
     return 1 << ((timeout_ms - 1) // 32).bit_length() - 1
+
+
+def _longest_ms(timeout_ms: int) -> int:
+    """Return the longest of the timeouts that are looked at together with this one."""
+    step_ms = _step_ms(timeout_ms)
+    return -(-timeout_ms // step_ms) * step_ms
 
 
 def _close(channel: Channel, consumer: Consumer, tag: int) -> None:

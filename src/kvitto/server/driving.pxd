@@ -6,7 +6,7 @@ from kvitto.protocol.driver cimport Driver
 from kvitto.protocol.hub cimport Hub
 from kvitto.server.pacing cimport Pacing
 from kvitto.server.syncer cimport Syncer
-from kvitto.store.commit cimport Commit
+from kvitto.store.commit cimport Commit, GroupCommit
 from kvitto.store.store cimport Store
 
 cdef class Driving(Driver):
@@ -21,6 +21,7 @@ cdef class Driving(Driver):
     cdef public object _loop, _due, _lazy, _timer, _error
     cdef public Syncer _syncer
     cdef public bint _turn_wanted
+    cdef public int _quick, _without
     cdef public long long _timer_ms
     cdef public double _full_sync_at
     cdef public Py_ssize_t received, _heard
@@ -31,7 +32,7 @@ cdef class Driving(Driver):
     cpdef _do_turn(self)
     @cython.locals(idle=bint, calm=bint, pressed=bint, everything=bint, store=Store, pacing=Pacing)
     cdef _drive_sync(self, double now)
-    @cython.locals(commit=Commit)
+    @cython.locals(commit=Commit, commits=GroupCommit, settlements=bint, full=bint, may_be_slow=bint)
     cdef bint _begin(self, bint everything, bint idle) except? 0
     cpdef _end_sync(self, Commit commit)
     @cython.locals(now_ms="long long")

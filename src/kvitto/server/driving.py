@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kvitto.base import ticks
+from kvitto.base.limits import NEW_FILES_PER_COMMIT, SETTLEMENT_LOGS_PER_COMMIT
 from kvitto.protocol.driver import Driver
 from kvitto.protocol.hub import Hub
 from kvitto.server.pacing import Pacing
@@ -25,6 +26,13 @@ IDLE_BYTES = 4096
 """A turn with less input than this leaves the loop time for a short sync."""
 FAR_MS = 86_400_000
 """A timer that is due later than this is looked at again after this time. It may be due so late that no integer of C holds the time."""
+QUICK = 2
+"""If somebody waits, so many quick commits follow one with settlement logs before there is another one."""
+WITHOUT = 7
+"""After so many commits without settlement logs, the next one that is full of new files, and slow anyway, has some too. Otherwise there
+would be one commit per second with some, as long as every other commit is full of new files."""
+LARGE_COMMIT = 16
+"""After a commit with more files than this the turn is a piece of work of its own."""
 SYNCS_S = 0.002
 """After this time a turn starts no further sync in the loop."""
 
@@ -51,6 +59,10 @@ class Driving(Driver):
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
         self._full_sync_at = 0.0
+        self._quick = 0
+        """How many commits there were since the last slow one, which had settlement logs of a full sync or as many new files as it may."""
+        self._without = 0
+        """How many commits there were since the last one with settlement logs, up to WITHOUT."""
         self.pacing = Pacing()
         self.received = 0
         """The bytes received since the last turn."""
@@ -114,7 +126,7 @@ class Driving(Driver):
         idle, self.received = self.received < IDLE_BYTES, 0
         if store.commits.waiting:
             self.pacing.waited(now)
-        while store.commits.waiting and store.commits.running is None and store.failed is None:
+        while (store.commits.waiting or store.commits.rest) and store.commits.running is None and store.failed is None:
             everything = now - self._full_sync_at > 5 * LAZY_SYNC_S
             if everything:
                 self._full_sync_at = now
@@ -151,7 +163,15 @@ class Driving(Driver):
     def _begin(self, everything: bool, idle: bool) -> bool:
         """Begin a sync. Return True if it has ended already: in an idle loop a short sync delays nobody, and a hop to
         the thread costs more (adr/0009)."""
-        commit = self.store.begin_sync(everything)
+        commits = self.store.commits
+        # Nobody waits for settlement logs. A confirm waits for the rest of one commit, for its own, and for a third one if that has new
+        # files: at most one of these is slow.
+        full = commits.messages_wanted and commits.new_files >= NEW_FILES_PER_COMMIT
+        may_be_slow = not commits.waiting or self._quick >= QUICK or (full and self._without >= WITHOUT)
+        settlements = everything or bool(commits.rest and may_be_slow)
+        commit = self.store.begin_sync(everything, SETTLEMENT_LOGS_PER_COMMIT if settlements else 0)
+        self._quick = 0 if settlements or full else min(self._quick + 1, QUICK)
+        self._without = 0 if settlements else min(self._without + 1, WITHOUT)
         if (commit.files or commit.dirs) and not (idle and self._syncer.is_short(commit)):
             self._syncer.submit(commit)
             return False
@@ -162,7 +182,10 @@ class Driving(Driver):
 
     def _synced(self, commit: Commit) -> None:
         self.guard(self._end_sync, commit)
-        self.guard(self._do_turn)
+        if len(commit.files) > LARGE_COMMIT:
+            self.schedule()
+        else:
+            self.guard(self._do_turn)
 
     def _end_sync(self, commit: Commit) -> None:
         self.store.end_sync(commit)

@@ -17,6 +17,8 @@ log = logging.getLogger("kvitto.amqp")
 
 BEATS_PER_TURN = 200
 """Many connections may be due at one time; after this many the sockets have their turn."""
+DEAD_MAX = 200
+"""So many ended connections may wait to be forgotten, or as many as there are others, before they are looked for."""
 TOGETHER_S = 0.1
 """A heartbeat may be so late: with thousands of idle connections one timer then serves hundreds of them."""
 
@@ -26,8 +28,10 @@ class Heartbeats:
         self._loop = loop
         self._guard = guard
         self._due: list[tuple[float, int, ref[Connection]]] = []
-        """Weak references, because ended connections stay in it until they would have been due, and must not take
-        memory until then."""
+        """Weak references, because ended connections stay in it for a while. They may agree to an interval of 18 hours, so they are also
+        forgotten when they are most of it."""
+        self._most = DEAD_MAX
+        """When there are more of them, the ended ones are looked for."""
         self._numbers = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -36,6 +40,8 @@ class Heartbeats:
 
     def watch(self, connection: Connection) -> None:
         """Begin the heartbeats of a connection that has agreed to them. They go on until it closes."""
+        if len(self._due) >= self._most:
+            self._forget_ended()
         self._push(self._loop.time(), connection)
         self._arm()
 
@@ -47,6 +53,11 @@ class Heartbeats:
 
     def _push(self, now: float, connection: Connection) -> None:
         heapq.heappush(self._due, (now + connection.heartbeat / 2, next(self._numbers), ref(connection)))
+
+    def _forget_ended(self) -> None:
+        self._due = [entry for entry in self._due if not _has_ended(entry[2]())]
+        heapq.heapify(self._due)
+        self._most = 2 * len(self._due) + DEAD_MAX
 
     def _arm(self) -> None:
         if not self._due or (self._timer is not None and self._timer_at <= self._due[0][0]):
@@ -80,3 +91,7 @@ class Heartbeats:
             elif alive is False:
                 log.warning("%s: missed heartbeats from client, timeout: %ds", connection.peer, connection.heartbeat)
                 connection.transport.abort()
+
+
+def _has_ended(connection: Connection | None) -> bool:
+    return connection is None or connection.state >= CLOSING

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,8 +51,10 @@ log = logging.getLogger("kvitto")
 
 GIVE_BACK_BEATS = 30
 QUIET_BYTES = 512
+QUIET_S = 0.1
 IDLE_S = 10
-"""After this many seconds in a row with less input than IDLE_BYTES the broker is idle, and long work disturbs nobody."""
+"""After this many seconds in a row, each with less AMQP input than QUIET_BYTES and less CPU time of the loop than QUIET_S, the broker is
+idle, and long work disturbs nobody. The CPU time is what shows that requests over HTTP are being served."""
 CLEAN_BEATS = 300
 """The minimum time in seconds between two full garbage collections."""
 
@@ -75,6 +78,8 @@ class Server(Driving):
         """The number of open files after the start that belong neither to the store nor to a connection."""
         self._tls: TlsFiles | None = None
         self._idle_s = 0
+        self._used_s = 0.0
+        """The CPU time of the loop until the last beat."""
         self.when_idle: Callable[[], None] = nothing
         """Called when the broker has been idle for IDLE_S, and when memory is low."""
         self._clean_at = 0
@@ -335,7 +340,9 @@ class Server(Driving):
     def _look_after(self) -> None:
         self.broker.read_clock()
         self._beats += 1
-        self._idle_s = self._idle_s + 1 if self._heard < QUIET_BYTES else 0
+        used_s, self._used_s = self._used_s, time.thread_time()
+        quiet = self._heard < QUIET_BYTES and self._used_s - used_s < QUIET_S
+        self._idle_s = self._idle_s + 1 if quiet else 0
         self._heard = 0
         if (self._idle_s >= IDLE_S or self._watermarks.memory_low) and self._beats >= self._clean_at:
             self._clean_at = self._beats + CLEAN_BEATS

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvitto.broker.administration.parameters import Component, InvalidParameter
 from kvitto.server.listening import in_url
-from kvitto.shovel.settings import COMPONENT, SettingsError, read
+from kvitto.shovel.settings import COMPONENT, END, SettingsError, read
 
 if TYPE_CHECKING:
     from kvitto.server.server import Server
@@ -65,17 +65,15 @@ class Shovels:
         """End the process in order, or at once if it does not end in time."""
         self._ready = False
         task, self._task = self._task, None
-        process = self._process
-        if process is not None:
-            assert process.stdin is not None
-            process.stdin.close()
-            try:
-                await asyncio.wait_for(process.wait(), STOP_S)
-            except TimeoutError:
-                process.kill()
-        if task is not None:
+        if task is None:
+            return
+        if self._process is None:  # it is being started, or the task waits before it starts another one
             task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        else:
+            end(self._process)
+        if not (await asyncio.wait([task], timeout=STOP_S))[0]:
+            task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
     # -- for the management API
 
@@ -173,6 +171,7 @@ class Shovels:
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
+                await process.communicate()  # until its pipes are closed too
 
     def _tell(self, key: Key) -> None:
         """Tell the process what a shovel is now."""
@@ -188,7 +187,7 @@ class Shovels:
             order |= {"value": self._values[key], "address": self._address(), "login": [user, password]}
         process.stdin.write(json.dumps(order).encode() + b"\n")
         if not self._values:
-            process.stdin.close()
+            end(process)
 
     def _address(self) -> str:
         """Return the host and port at which this broker listens, in the form of a URI."""
@@ -211,3 +210,11 @@ class Shovels:
         """Delete a shovel that has carried what it should."""
         self._server.broker.parameters.clear(key[0], COMPONENT, key[1])
         self._server.schedule()
+
+
+def end(process: asyncio.subprocess.Process) -> None:
+    """Tell the process to end in order. Without this order it takes the end of its stdin for the broker's death."""
+    assert process.stdin is not None
+    if not process.stdin.is_closing():
+        process.stdin.write(json.dumps(END).encode() + b"\n")
+        process.stdin.close()

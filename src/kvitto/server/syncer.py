@@ -19,7 +19,8 @@ SHORT_S = 0.0005
 WEIGHT = 1 / 8
 """The weight of the latest sync in the mean time of a sync."""
 LANES = 8
-"""So many threads share a job whose files do not fit into one request."""
+"""So many threads share a job whose files do not fit into one request, or are new. One after the other, each new file would make the file
+system commit its journal; at once, most of them share such a commit."""
 FREEING_MAX = 16
 """At most this many removed files wait to be freed. Each of them keeps a descriptor open."""
 WRITTEN = PIPE_BUF - PIPE_BUF % REQUEST.size
@@ -146,8 +147,8 @@ class Syncer:
             self._waves.close()
             return False
         each = MOST
-        if len(descriptors) > MOST:
-            self._start(LANES)
+        if len(descriptors) > MOST or job.dirs:
+            self._start(min(LANES, len(descriptors)))
             each = min(-(-len(descriptors) // LANES), MOST)
         parts = [descriptors[at : at + each] for at in range(0, len(descriptors), each)]
         self._left, self._begin, self._end = len(parts), float("inf"), 0.0

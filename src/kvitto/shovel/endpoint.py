@@ -28,6 +28,8 @@ ANSWER_MAX = 1 << 20
 IDLE_S = 10.0
 """A connection that was idle for so long is not used again."""
 RETRY_AFTER_MAX_S = 3600.0
+WHY_MAX = 200
+"""The most characters of an error that may repeat what the server has sent."""
 
 Headers = Sequence[tuple[str, str]]
 
@@ -84,12 +86,12 @@ class Endpoint:
         try:
             answer = await connection.post(self._target, [*self._headers, *headers], body)
         except BaseException:
-            connection.close()
+            connection.abort()
             raise
         if connection.reusable:
             self._idle.append((asyncio.get_running_loop().time(), connection))
         else:
-            connection.close()
+            connection.abort()
         return answer
 
     async def _connect(self) -> _Connection:
@@ -170,7 +172,12 @@ class _Connection:
         return answer
 
     def close(self) -> None:
+        """Close a connection on which nothing is under way."""
         self._writer.close()
+
+    def abort(self) -> None:
+        """Close at once. `close` would first send the rest of the request, which a server that reads nothing never takes."""
+        self._writer.transport.abort()
 
 
 def answer_of(response: h11.Response) -> Answer:
@@ -201,5 +208,5 @@ def _why(error: Exception) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the certificate is not trusted: {error.verify_message}"
     if isinstance(error, h11.ProtocolError):
-        return f"the answer is not HTTP: {error}"
+        return f"the answer is not HTTP: {str(error)[:WHY_MAX]}"
     return (error.strerror if isinstance(error, OSError) else "") or str(error) or type(error).__name__

@@ -45,6 +45,9 @@ class Source(Protocol):
     async def take(self, most: int, wait_s: float) -> Load:
         """Return the next messages, none if none have come for so long. They stay at the source until `settle`."""
 
+    def check(self) -> None:
+        """Raise AMQPError if the source has ended, or sends more than it was asked for. Called while the target takes its time."""
+
     async def settle(self, load: Load) -> None:
         """Note that the load has arrived."""
 
@@ -56,9 +59,15 @@ class Source(Protocol):
 
 
 class Target(Protocol):
-    """Where messages go. `waits` says why it takes none now, "" if it does."""
+    """Where messages go."""
 
-    waits: str
+    @property
+    def waits(self) -> str:
+        """Why it takes no messages now, "" if it does."""
+
+    @property
+    def refused(self) -> int:
+        """The number of messages that it has refused for now."""
 
     async def put(self, load: Load) -> None:
         """Return when the target has the whole load and is responsible for it."""
@@ -89,8 +98,8 @@ class Dress:
 
     exchange: str | None = None
     routing_key: str | None = None
-    default_to: str | None = None
-    """A queue whose messages of the default exchange keep it, because their routing key leads there without `exchange`."""
+    direct: set[tuple[str, str]] = field(default_factory=set)
+    """Exchanges with routing keys whose messages keep them, because they lead to the same queue without `exchange`."""
     headers: Table = field(default_factory=dict)
     """Headers that are added."""
     forwarded: Table = field(default_factory=dict)
@@ -123,8 +132,8 @@ class Dress:
         )
 
     def _is_direct(self, message: IncomingMessage) -> bool:
-        """Whether the default exchange brings a message into `default_to`, and nowhere else: `CC` would be routed, too."""
-        if message.exchange or message.routing_key != self.default_to:
+        """Whether the message's own exchange brings it to its queue, and nowhere else: `CC` would be routed, too."""
+        if (message.exchange, message.routing_key) not in self.direct:
             return False
         data = message.raw_properties
         return b"CC" not in data or not {"CC", "BCC"} & (Properties.decode(data).headers or {}).keys()

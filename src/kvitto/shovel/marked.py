@@ -12,19 +12,19 @@ QUEUE_ARGUMENTS = {"x-max-length": 1}
 class MarkedTarget(ConfirmTarget):
     """Publishes with confirms, and then notes the end of the load. A load whose note is missing is published again."""
 
-    def __init__(self, channel: Channel, dress: Dress, queue: str) -> None:
-        super().__init__(channel, dress)
-        self._queue = queue
+    def __init__(self, connection: Connection, channel: Channel, dress: Dress, queue: str) -> None:
+        super().__init__(connection, channel, dress)
+        self.queue = queue
 
     @classmethod
     async def open(cls, connection: Connection, queue: str, dress: Dress) -> MarkedTarget:  # type: ignore[override]
         channel = await connection.channel()
         await channel.queue(queue, durable=True, arguments=dict(QUEUE_ARGUMENTS))
-        return cls(channel, dress, queue)
+        return cls(connection, channel, dress, queue)
 
     async def last(self) -> int:
         """Return the end of the last load that is noted, 0 if none is."""
-        message = await self._channel.get(self._queue)
+        message = await self._channel.get(self.queue)
         if message is None:
             return 0
         end = int(message.body)
@@ -33,4 +33,4 @@ class MarkedTarget(ConfirmTarget):
 
     async def put(self, load: Load) -> None:
         await super().put(load)
-        await self._channel.publish(str(load.end).encode(), self._queue, mandatory=True)
+        await self._channel.publish(str(load.end).encode(), self.queue, mandatory=True)

@@ -1,7 +1,8 @@
 """The process of a broker's shovels (adr/0029): `python -m kvitto.shovel`, started by `server/shovels.py`.
 
-It reads orders from stdin and writes states to stdout, each a JSON object in a line. It ends when stdin does, so it never
-outlives the broker. Nothing is stored here: the broker tells all shovels to a new process.
+It reads orders from stdin and writes states to stdout, each a JSON object in a line. It ends when stdin does, in order if the
+broker has said so before, at once if the broker has died: the next broker starts another process, and two would carry the same
+messages. Nothing is stored here: the broker tells all shovels to a new process.
 """
 
 from __future__ import annotations
@@ -10,16 +11,22 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
+import signal
 import sys
 import time
 from dataclasses import asdict
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
-from kvitto.shovel.settings import SettingsError, read
+from kvitto.shovel.settings import END, SettingsError, read
 from kvitto.shovel.worker import Shovel, Status
 
 LINE_MAX = 16 << 20
+log = logging.getLogger("kvitto.shovel")
+
+STOP_S = 2.5
+"""The longest time for the shovels to end in order."""
 REPORT_S = 0.25
 """The least time between two reports on a shovel."""
 
@@ -52,6 +59,8 @@ class Shovels:
         self._tasks: dict[Key, asyncio.Task[None]] = {}
         self._editions: dict[Key, int] = {}
         """The edition of the last order on each shovel. What still comes of an earlier one is not reported."""
+        self._ending: set[asyncio.Task[None]] = set()
+        """The tasks of shovels that were deleted or replaced, as long as they have not ended."""
         self._said: dict[Key, float] = {}
         """When each shovel was reported on."""
         self._later: dict[Key, asyncio.TimerHandle] = {}
@@ -64,6 +73,8 @@ class Shovels:
         self._editions[key] = order["edition"]
         if task is not None:
             task.cancel()
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
         if "value" in order:
             self._tasks[key] = asyncio.get_running_loop().create_task(self._run(key, order, task))
 
@@ -106,26 +117,36 @@ class Shovels:
             handle.cancel()
 
     async def stop(self) -> None:
+        """End all shovels, and wait for those that have a load on its way."""
         for task in self._tasks.values():
             task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        if tasks := {*self._tasks.values(), *self._ending}:
+            await asyncio.wait(tasks, timeout=STOP_S)
 
 
 async def serve() -> None:
-    """Obey until stdin ends."""
+    """Obey until stdin ends, then end the process, even if something in it hangs."""
     reader = asyncio.StreamReader(limit=LINE_MAX)
     loop = asyncio.get_running_loop()
-    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    shovels = Shovels()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    shovels, code = Shovels(), 0
     try:
         while line := await reader.readline():
-            shovels.obey(json.loads(line))
+            order = json.loads(line)
+            if order == END:
+                await shovels.stop()
+                break
+            shovels.obey(order)
+    except Exception:
+        log.exception("the process of the shovels has met a bug")
+        code = 1
     finally:
-        transport.close()
-        await shovels.stop()
+        os._exit(code)
 
 
 def main() -> None:
     logging.getLogger("kvitto.client").addHandler(logging.NullHandler())
+    # a service manager sends it to all processes of the service, and the broker says when its shovels end
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
         asyncio.run(serve())

@@ -69,6 +69,9 @@ class RangeSource:
             await self._settle(end)
         self.start = max(self.start, end)
 
+    def check(self) -> None:
+        """Nothing comes but what `take` asks for."""
+
     async def take(self, most: int, wait_s: float) -> Load:
         deadline = asyncio.get_running_loop().time() + wait_s
         while True:

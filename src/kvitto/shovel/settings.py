@@ -30,6 +30,8 @@ ATTEMPTS_MAX = 1_000_000
 AckMode = Literal["on-confirm", "on-publish", "no-ack", "on-commit"]
 ACK_MODES: tuple[AckMode, ...] = ("on-confirm", "on-publish", "no-ack", "on-commit")
 """`on-commit` is Kvitto's own: each message arrives once. The other three wait for the confirm."""
+END = {"end": True}
+"""What the broker tells the process of its shovels when all have to end in order."""
 OLDER = {
     "prefetch-count": "src-prefetch-count",
     "delete-after": "src-delete-after",
@@ -199,9 +201,12 @@ def properties_of(given: Mapping[str, Any]) -> Properties:
     unknown = [name for name in named if not hasattr(Properties(), name)]
     if unknown:
         raise ValueError(f"dest-publish-properties: messages have no property {unknown[0]!r}")
-    properties = Properties(**named)
-    properties.encode()
-    return properties
+    for name, value in named.items():
+        try:
+            Properties(**{name: value}).encode()
+        except (TypeError, ValueError, OverflowError, AttributeError) as error:
+            raise ValueError(f"dest-publish-properties: the property {name!r} cannot be {value!r}") from error
+    return Properties(**named)
 
 
 class Given:

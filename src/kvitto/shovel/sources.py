@@ -6,7 +6,7 @@ import asyncio
 
 from kvitto.client.aio import Channel, Connection, Consumer, IncomingMessage, NotSupported, Queue
 from kvitto.client.aio.ranges import need
-from kvitto.client.errors import AMQPError, ChannelClosed
+from kvitto.client.errors import AMQPError, ChannelClosed, ConnectionLost
 from kvitto.shovel.load import LOAD_BYTES, Load
 from kvitto.wire import methods as m
 from kvitto.wire.tables import Table
@@ -25,10 +25,11 @@ class QueueSource:
     incarnation = ""
     """Names this life of a queue of Kvitto whose messages come with their offsets, else ""."""
 
-    def __init__(self, channel: Channel, queue: Queue, consumer: Consumer) -> None:
+    def __init__(self, channel: Channel, queue: Queue, consumer: Consumer, prefetch: int) -> None:
         self._channel = channel
         self._queue = queue
         self._consumer = consumer
+        self._prefetch = prefetch
         self.found = queue.message_count
         """The ready messages when the consumer started."""
 
@@ -36,6 +37,13 @@ class QueueSource:
     def closed(self) -> AMQPError | None:
         """Why the channel has ended, None while it is open."""
         return self._channel.closed
+
+    def check(self) -> None:
+        """Raise AMQPError if the channel has ended, or if more messages have come than were asked for: they take memory."""
+        if self.closed is not None:
+            raise ConnectionLost(f"the source is lost: {self.closed}")
+        if self._consumer.waiting > self._prefetch:
+            raise AMQPError(f"the source sends more than the {self._prefetch} messages that may be unsettled")
 
     @classmethod
     async def open(
@@ -46,7 +54,7 @@ class QueueSource:
         queue = await channel.queue(name, passive=True)
         consumer = queue.consume(prefetch=prefetch, arguments=arguments)
         await consumer.__aenter__()
-        return cls(channel, queue, consumer)
+        return cls(channel, queue, consumer, prefetch)
 
     @classmethod
     async def open_with_offsets(cls, connection: Connection, name: str, prefetch: int, arguments: Table) -> QueueSource:
@@ -67,6 +75,7 @@ class QueueSource:
         return source
 
     async def take(self, most: int, wait_s: float) -> Load:
+        self.check()
         return Load(await take(self._consumer, most, wait_s))
 
     async def settle(self, load: Load) -> None:
@@ -95,6 +104,9 @@ class StreamSource:
         consumer = queue.consume(prefetch=STREAM_PREFETCH, offset=start)
         await consumer.__aenter__()
         return cls(channel, consumer, start)
+
+    def check(self) -> None:
+        """A stream sends whole chunks, which may be more than was asked for."""
 
     async def take(self, most: int, wait_s: float) -> Load:
         """RabbitMQ sends whole chunks: what is before the start is left out."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 
 from kvitto.client.aio import Channel, Connection, ManyFailed, Nacked, Returned
 from kvitto.client.aio.ranges import need
@@ -20,28 +21,33 @@ class ConfirmTarget:
     They may be behind later ones of their load then; otherwise the order is kept.
     """
 
-    def __init__(self, channel: Channel, dress: Dress, mandatory: bool = True) -> None:
+    def __init__(self, connection: Connection, channel: Channel, dress: Dress, mandatory: bool = True) -> None:
+        self._connection = connection
         self._channel = channel
         self.dress = dress
         self._mandatory = mandatory
-        self.waits = ""
-        """Why the target takes no messages now."""
+        self.refused = 0
+
+    @property
+    def waits(self) -> str:
+        if self.refused:
+            return f"the target refuses {self.refused} messages for now (basic.nack): is its queue full?"
+        return why_blocked(self._connection)
 
     @classmethod
     async def open(cls, connection: Connection, dress: Dress, *, mandatory: bool = True) -> ConfirmTarget:
         """`mandatory`: whether a message that no queue takes is Refused; else it is lost, as with every publisher."""
-        return cls(await connection.channel(), dress, mandatory)
+        return cls(connection, await connection.channel(), dress, mandatory)
 
     async def put(self, load: Load) -> None:
         parcels = self.dress.parcels(load)
         pause = PAUSE_S
         while parcels:
             parcels = await self._publish(parcels)
+            self.refused = len(parcels)
             if parcels:
-                self.waits = f"the target refuses {len(parcels)} messages for now (basic.nack): is its queue full?"
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, PAUSE_MAX_S)
-        self.waits = ""
 
     async def _publish(self, parcels: list[Parcel]) -> list[Parcel]:
         """Return those that were refused for now, and those that were not sent because of them."""
@@ -62,19 +68,28 @@ class StageTarget:
     The lower bits number the batches by which `arrived` finds out that everything before them is in its queue.
     """
 
-    waits = ""
+    refused = 0
 
     def __init__(self, connection: Connection, channel: Channel, writer: str, dress: Dress) -> None:
         self._connection = connection
         self._channel = channel
         self.writer = writer
         self.dress = dress
+        self._task = secrets.token_hex(8)
+        """Names the stages of this attempt, which claims the writer. Another attempt may not have ended yet, or its commit may still be
+        on its way; behind the claim it is refused, so that `last` says how far that attempt has come."""
+
+    @property
+    def waits(self) -> str:
+        return why_blocked(self._connection)
 
     @classmethod
     async def open(cls, connection: Connection, writer: str, dress: Dress) -> StageTarget:
         """Raise NotSupported if the broker is not Kvitto."""
         await need(connection, "kvitto_stage", "publish into stages")
-        return cls(connection, await connection.channel(), writer, dress)
+        target = cls(connection, await connection.channel(), writer, dress)
+        await target._channel.claim_writer(writer, target._task)
+        return target
 
     async def last(self) -> int:
         """Return the `end` of the last load that was committed, 0 if there is none."""
@@ -82,7 +97,7 @@ class StageTarget:
 
     async def put(self, load: Load) -> None:
         parcels = self.dress.parcels(load)
-        async with self._channel.stage(self.writer, load.end << LOWER_BITS) as stage:
+        async with self._channel.stage(self.writer, load.end << LOWER_BITS, task=self._task) as stage:
             try:
                 await stage.publish_many(parcels, mandatory=True)  # type: ignore[arg-type]
             except ManyFailed as error:
@@ -97,7 +112,7 @@ class StageTarget:
         if last is None:
             return True
         mark = await self._channel.queue(exclusive=True)
-        async with self._channel.stage(self.writer, last + 1) as stage:
+        async with self._channel.stage(self.writer, last + 1, task=self._task) as stage:
             await stage.publish(b"", mark.name, mandatory=True)
         consumer = mark.consume(no_ack=True)
         try:
@@ -115,6 +130,12 @@ class StageTarget:
 
     async def close(self) -> None:
         await self._channel.close()
+
+
+def why_blocked(connection: Connection) -> str:
+    """Return why a broker takes no publishes now, "" if it does: it has sent connection.blocked, and the client waits."""
+    reason = connection.blocked
+    return "" if reason is None else f"the target blocks publishers: {reason or 'it does not say why'}"
 
 
 def raise_unless_nacked(error: ManyFailed) -> None:

@@ -64,9 +64,9 @@ class Hook:
 
     async def watch(self) -> None:
         """Raise when the source is lost, also while all requests wait."""
-        while self._source.closed is None:
+        while True:
+            self._source.check()
             await asyncio.sleep(POLL_S)
-        raise ConnectionLost(f"the source is lost: {self._source.closed}")
 
     async def carry(self, group: asyncio.TaskGroup) -> None:
         shovel, webhook = self._shovel, self._webhook

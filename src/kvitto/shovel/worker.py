@@ -11,9 +11,9 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from kvitto.client.aio import Channel, Connection, NotSupported, connect
 from kvitto.client.errors import AMQPError, ChannelClosed
@@ -31,6 +31,10 @@ FIRST_PAUSE_S = 0.1
 """The pause if `reconnect-delay` is shorter."""
 POLL_S = 1.0
 GRACE_S = 2.0
+OPEN_S = 60.0
+"""The longest time from the login to the first message. Brokers open channels, declare and register consumers in it."""
+CONFIRM_S = 30.0
+"""A target that has confirmed nothing for so long is named as what the shovel waits for."""
 WRITER = "kvitto.shovel"
 
 
@@ -51,6 +55,7 @@ class Status:
     since: float = 0.0
 
 
+T = TypeVar("T")
 Tell = Callable[[Status], None]
 LocalUri = Callable[[str], str]
 """Returns the URI of this broker, given one for which `is_local` is true."""
@@ -77,11 +82,15 @@ class Shovel:
                 self._say("terminated", "it has carried what it should")
                 return
             except (AMQPError, OSError, NotSupported, ValueError) as error:
+                if was_cancelled():  # what failed is the end itself, such as an ack to a source that has died
+                    raise asyncio.CancelledError from error
                 self.status.failures += 1
                 if self.status.moved > moved:
                     pause_s = first_s
                 self._say("terminated", f"{error}")
             except Exception as error:
+                if was_cancelled():
+                    raise asyncio.CancelledError from error
                 log.exception("shovel '%s' in vhost '%s' has met a bug", self.name, self.vhost)
                 self.status.failures += 1
                 self._say("terminated", f"a bug in Kvitto: {type(error).__name__}")
@@ -102,11 +111,11 @@ class Shovel:
             if settings.webhook is not None:
                 from kvitto.shovel.webhook import carry_to_webhook  # most shovels need no HTTP and no TLS in memory
 
-                await carry_to_webhook(self, await self._source(source))
+                await carry_to_webhook(self, await opened(self._source(source), "the source"))
                 return
             target = await self._connect(settings.dest_uris)
             stack.push_async_callback(target.close)
-            await self._carry(*await self._ends(source, target))
+            await self._carry(*await opened(self._ends(source, target), "the source or the target"))
 
     async def _connect(self, uris: tuple[str, ...]) -> Connection:
         name = f"Shovel {self.name} in vhost {self.vhost}"
@@ -226,11 +235,14 @@ class Shovel:
     async def _put(self, source: Source, target: Target, load: Load) -> None:
         """Put a load and settle it, and say why if that takes long. A shovel that is stopped meanwhile waits a moment, so that the
         load does not come again."""
-        task = asyncio.ensure_future(target.put(load))
+        task, began_s = asyncio.ensure_future(target.put(load)), time.monotonic()
         try:
             while not (await asyncio.wait([task], timeout=POLL_S))[0]:
+                source.check()
                 if target.waits:
                     self.blocked(target.waits)
+                elif time.monotonic() - began_s >= CONFIRM_S:
+                    self.blocked(f"the target takes its time: {len(load.messages)} messages wait for its confirm")
         except asyncio.CancelledError:
             await asyncio.wait([task], timeout=GRACE_S)
             if not task.done() or task.exception() is not None:
@@ -239,9 +251,28 @@ class Shovel:
                 raise
             await source.settle(load)
             raise
+        except BaseException:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            raise
         task.result()
         await source.settle(load)
         self.arrived(load)
+
+
+def was_cancelled() -> bool:
+    """Return whether this task was cancelled. It has to end then, although another exception may have replaced the CancelledError."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+async def opened(ends: Awaitable[T], who: str) -> T:
+    """Wait for the ends of a shovel, within OPEN_S: a connection with heartbeats may live for ever without an answer."""
+    try:
+        async with asyncio.timeout(OPEN_S):
+            return await ends
+    except TimeoutError:
+        raise AMQPError(f"{who} has accepted the login, but not answered within {OPEN_S:g} s") from None
 
 
 async def declared(connection: Connection, name: str, arguments: dict[str, Any]) -> None:

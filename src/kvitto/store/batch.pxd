@@ -1,6 +1,6 @@
 cimport cython
 from kvitto.format cimport batch_head, entry
-from kvitto.wire cimport bits
+from kvitto.wire cimport bits, check
 from kvitto.wire.buf cimport Buf
 
 cdef Py_ssize_t _HEADER, _PREFIX
@@ -21,6 +21,8 @@ cdef class Batch:
     cdef int add(self, const unsigned char* key_p, Py_ssize_t key, Py_ssize_t key_len, const unsigned char* props_p, Py_ssize_t props, Py_ssize_t props_len, const unsigned char* body_p, Py_ssize_t body, Py_ssize_t body_len, long long ttl_ms, unsigned int flags) except? -1
     @cython.locals(p="const unsigned char*", e=Py_ssize_t, first=Py_ssize_t, key_len=Py_ssize_t, k=Py_ssize_t)
     cpdef Py_ssize_t same_key(self, Py_ssize_t i, Py_ssize_t n)
+    @cython.locals(k=Py_ssize_t, m=Py_ssize_t, message=entry.Message)
+    cpdef Py_ssize_t alike(self, Py_ssize_t i, Py_ssize_t n)
     @cython.locals(k=Py_ssize_t, total=Py_ssize_t, message=entry.Message)
     cpdef Py_ssize_t run_bytes(self, Py_ssize_t i, Py_ssize_t n)
     @cython.locals(meta=Buf, body=Buf, k=Py_ssize_t, message=entry.Message, m=Py_ssize_t, b=Py_ssize_t, props_len=Py_ssize_t, key_len=Py_ssize_t)

@@ -16,7 +16,7 @@ from kvitto.base.errors import StoreError
 from kvitto.format import batch_head, entry
 from kvitto.format.layouts import BATCH, BATCH_MAGIC, CHECKSUM, PREFIX, bytes_of
 from kvitto.store import pieces
-from kvitto.wire import bits
+from kvitto.wire import bits, check
 from kvitto.wire.buf import Buf
 
 if TYPE_CHECKING:
@@ -126,6 +126,18 @@ class Batch:
             if entry.flags(p, e) or entry.key_len(p, e) != key_len:
                 break
             if not bits.same(self.meta.p, first, self.meta.p, self.meta_at + entry.meta(p, e), key_len):
+                break
+            k += 1
+        return k
+
+    def alike(self, i: int, n: int) -> int:
+        """How many of the messages i .. i+n-1 have the key of the first of them, no flags, and no property that the broker acts on."""
+        n = self.same_key(i, n)
+        k = 0
+        while k < n:
+            message = entry.read(self.index.p, self.index_at + entry.SIZE * (i + k))
+            m = self.meta_at + message.meta + message.key_len
+            if check.check_properties(self.meta.p, m, message.props_len):
                 break
             k += 1
         return k

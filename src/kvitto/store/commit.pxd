@@ -3,7 +3,9 @@ from kvitto.store.segment cimport Segment
 
 cdef class Commit:
     cdef object __weakref__
-    cdef public object disk, error, acks, seals, unlinks, hurried, unhurried, announcements, carried
+    cdef public object disk, error, acks, seals, unlinks, hurried, unhurried, announcements
+    cdef public Commit earlier
+    cdef public bint put_off, begins, completes
     cdef public list files, dirs, segments
     cdef public unsigned long long journal_applied, number
     cdef public object journal_written
@@ -18,15 +20,19 @@ cdef class GroupCommit:
     cdef public object begun, allowed
     cdef public Commit running
     cdef public unsigned long long syncs
-    cdef public Py_ssize_t unsynced
-    cdef public bint syncing, in_haste, waiting, _messages_wanted
+    cdef public Py_ssize_t unsynced, new_files, new_before
+    cdef public bint syncing, in_haste, waiting, messages_wanted
     cdef object _disk, _unannounced
-    cdef dict _segments, _acks, _dirs, _files, _clean
+    cdef public dict rest
+    cdef dict _segments, _acks, _named, _dirs, _files, _clean
     cdef public list _hurried
-    cdef list _seals, _unlinks, _closing, _unhurried, _announcements, _carried
+    cdef list _seals, _unlinks, _closing, _unhurried, _announcements
+    cdef Commit _put_off
 
     @cython.locals(segment=Segment, commit=Commit)
-    cpdef Commit begin(self, bint everything)
+    cpdef Commit begin(self, bint everything, Py_ssize_t most=*)
+    @cython.locals(segment=Segment)
+    cdef _take_settlements(self, Commit commit, Py_ssize_t most)
     cpdef wrote(self, object log, Segment segment, Py_ssize_t size=*)
     cpdef settled(self, object log, Segment segment)
     cpdef end(self, Commit commit)
@@ -38,5 +44,7 @@ cdef class GroupCommit:
     cpdef when_synced(self, object callback, bint messages=*)
     cpdef when_announced(self, object callback, bint messages=*)
 
-@cython.locals(end="unsigned long long")
+cdef _call_back(Commit commit)
 cdef _tell(Commit commit)
+@cython.locals(end="unsigned long long")
+cdef _announce(Commit commit)

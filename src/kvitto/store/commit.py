@@ -14,6 +14,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from kvitto.base.errors import SyncError
@@ -55,8 +56,12 @@ class Commit:
         """What stage one calls for those who have only waited for a sync."""
         self.announcements: Sequence[Callable[[], None]] = NOTHING
         """What stage two calls."""
-        self.carried: Sequence[tuple[Log, int]] = NOTHING
-        """Logs, each with an end that stage two announces for an earlier commit that was put off."""
+        self.begins = self.completes = False
+        """Whether a full sync begins with this commit, and whether one ends with it, perhaps the same."""
+        self.put_off = False
+        """Whether its callbacks wait for the next commit, which makes durable what they need besides."""
+        self.earlier: Commit | None = None
+        """The commit before, if its callbacks have waited for this one."""
         self.others = bool(files)
         """Whether the commit syncs files that belong to no queue: journal, definitions, inventory."""
         self.journal_applied = 0
@@ -162,6 +167,10 @@ class GroupCommit:
         """Whether there is little room on the disk. Callbacks of `after_a_sync` free some, so they ask for a sync of their own then."""
         self._segments: dict[Segment, Log] = {}
         self._acks: dict[Segment, Log] = {}
+        self.rest: dict[Segment, Log] = {}
+        """The segments whose settlement logs the full sync under way has still to cover."""
+        self._named: dict[Segment, str] = {}
+        """The segments whose settlement log has a name that is not durable yet, with the directory of the queue."""
         self._dirs: dict[str, None] = {}
         self._files: dict[File, None] = {}
         self._seals: list[tuple[Log, Segment]] = []
@@ -171,8 +180,13 @@ class GroupCommit:
         self._hurried: Callbacks = []
         self._unhurried: Callbacks = []
         self._announcements: Callbacks = []
-        self._carried: list[tuple[Log, int]] = []
-        self._messages_wanted = False
+        self._put_off: Commit | None = None
+        self.messages_wanted = False
+        """Whether somebody waits for the next sync and for messages in it."""
+        self.new_files = 0
+        """How many segments were made since the last commit of messages began."""
+        self.new_before = 0
+        """How many of the segments in the last commit were new."""
         self.waiting = False
         """Whether somebody waits for the next sync. It is asked several times in each turn."""
         self._unannounced: deque[Commit] = deque()
@@ -186,11 +200,13 @@ class GroupCommit:
             self._segments
             or self._files
             or self._acks
+            or self.rest
             or self._dirs
             or self._hurried
             or self._announcements
             or self._unhurried
             or self._clean
+            or self._put_off is not None
         )
 
     @property
@@ -209,8 +225,12 @@ class GroupCommit:
         self.unsynced += size
 
     def settled(self, log: Log, segment: Segment) -> None:
-        """Note that the settlement log of a segment has new bytes. Nobody waits for them: only a commit of everything syncs them (A11)."""
+        """Note that the settlement log of a segment has new bytes. Nobody waits for them: only a full sync has them (A11)."""
         self._acks[segment] = log
+
+    def made_settlements(self, log: Log, segment: Segment) -> None:
+        """Note that a segment has a settlement log now. Its name becomes durable together with what is in it."""
+        self._named[segment] = log.directory
 
     def wrote_file(self, file: File) -> None:
         """Note that a file that belongs to no queue (journal, definitions, inventory) has new bytes."""
@@ -246,15 +266,19 @@ class GroupCommit:
 
     def sync_settlements(self, segment: Segment) -> None:
         """Have the next commit sync the settlement log of a segment that is about to be removed, and close the log behind that."""
-        if segment in self._acks and segment.acks is not None:
+        if (segment in self._acks or segment in self.rest) and segment.acks is not None:
             acks, segment.acks = segment.acks, None
             self._files[acks] = None
+            if segment in self._named:
+                self._dirs[self._named.pop(segment)] = None
             self.after_a_sync(lambda: self.close(acks))
 
     def dropped(self, segment: Segment) -> None:
         """Leave the files of a segment that is removed out of the next commits."""
         self._segments.pop(segment, None)
         self._acks.pop(segment, None)
+        self.rest.pop(segment, None)
+        self._named.pop(segment, None)
         self._clean.pop(segment, None)
 
     def forget(self, log: Log) -> None:
@@ -272,7 +296,7 @@ class GroupCommit:
         """
         self._hurried.append(callback)
         self.waiting = True
-        self._messages_wanted |= messages
+        self.messages_wanted |= messages
 
     def after_a_sync(self, callback: Callable[[], None]) -> None:
         """Call back like `when_synced`, but do not ask for a sync, unless there is little room on the disk."""
@@ -285,7 +309,7 @@ class GroupCommit:
         """Call back once peers may be told that what has been written so far is durable. It covers messages only if `messages` is true."""
         self._announcements.append(callback)
         self.waiting = True
-        self._messages_wanted |= messages
+        self.messages_wanted |= messages
 
     def when_clean(self, segment: Segment, callback: Callable[[], None]) -> None:
         """Call back once all that is in the files of a segment is durable, footer and settlements too."""
@@ -293,15 +317,21 @@ class GroupCommit:
 
     # -- the two stages ----------------------------------------------------------------------------------------
 
-    def begin(self, everything: bool) -> Commit:
-        """Make a commit of what somebody waits for. With `everything` it also has what nobody waits for."""
+    def begin(self, everything: bool, most: int = 0) -> Commit:
+        """Make a commit of what somebody waits for. With `everything` it also has the messages for which nobody waits, and begins a full
+        sync, which covers all settlement logs that are dirty now.
+
+        `most`: how many settlement logs it has at most of the full sync under way; the following commits have the others. 0: all of them
+        if `everything`, else none.
+        """
         assert self.running is None
         commit = self.running = Commit(self._disk, list(self._files), list(self._dirs))
         commit.number = self.syncs + 1
         self.waiting = False
+        self.new_before = 0
         self._files.clear()
         self._dirs.clear()
-        if everything or self._messages_wanted:
+        if everything or self.messages_wanted:
             for segment, log in self._segments.items():
                 if segment.file is not None:
                     commit.files.append(segment.file)
@@ -309,12 +339,17 @@ class GroupCommit:
             self._segments.clear()
             if self._seals:
                 commit.seals, self._seals = self._seals, []
-            self._messages_wanted = False
+            self.messages_wanted = False
             commit.size, self.unsynced = self.unsynced, 0
-        if everything and self._acks:
-            commit.files += [segment.acks for segment in self._acks if segment.acks is not None]
-            commit.acks = [(log, segment, segment.acks_size) for segment, log in self._acks.items()]
+            self.new_before, self.new_files = self.new_files, 0
+        if everything and not (most and self.rest):
+            self.rest.update(self._acks)
             self._acks.clear()
+            commit.begins = True
+        if everything or most:
+            if self.rest:
+                self._take_settlements(commit, most or len(self.rest))
+            commit.completes = not self.rest
         if self._unlinks:
             commit.unlinks, self._unlinks = self._unlinks, []
         if self._hurried:
@@ -323,9 +358,19 @@ class GroupCommit:
             commit.unhurried, self._unhurried = self._unhurried, []
         if self._announcements:
             commit.announcements, self._announcements = self._announcements, []
-        if self._carried:
-            commit.carried, self._carried = self._carried, []
+        commit.earlier, self._put_off = self._put_off, None
         return commit
+
+    def _take_settlements(self, commit: Commit, most: int) -> None:
+        """Have a commit sync so many settlement logs of the full sync."""
+        taken = list(islice(self.rest.items(), most))
+        for segment, _ in taken:
+            del self.rest[segment]
+            if segment.acks is not None:
+                commit.files.append(segment.acks)
+            if segment in self._named:
+                commit.dirs.append(self._named.pop(segment))
+        commit.acks = [(log, segment, segment.acks_size) for segment, log in taken]
 
     def end(self, commit: Commit) -> None:
         """Note that the sync of a commit has ended, and close the files that have waited for that."""
@@ -338,26 +383,29 @@ class GroupCommit:
             self.syncs += 1
 
     def put_off(self, commit: Commit) -> None:
-        """Move the callbacks of a commit to the next one, in front of its own, since they need something that is not synced yet."""
-        self._hurried[:0] = commit.hurried
-        self._unhurried[:0] = commit.unhurried
-        self._announcements[:0] = commit.announcements
+        """Have the next commit call back for this one, since the callbacks need something that is not synced yet.
+
+        It does so even if its own callbacks are put off in turn: else, while each commit has new files, nobody would ever be called.
+        """
+        commit.put_off = True
+        self._put_off = commit
         self.waiting = self.waiting or bool(commit.hurried or commit.announcements)
-        self._carried = [*commit.carried, *((log, end) for log, _, _, end in commit.segments)]
 
     def call_back(self, commit: Commit) -> None:
         """End stage one: call what was passed to `when_synced`, then what was passed to `after_a_sync`, each in order."""
-        for callback in commit.hurried:
-            callback()
-        for callback in commit.unhurried:
-            callback()
+        if commit.earlier is not None:
+            _call_back(commit.earlier)
+        if not commit.put_off:
+            _call_back(commit)
 
     def call_for_clean(self) -> None:
         """Call back for the segments in whose files all is durable now (`when_clean`)."""
         if not self._clean:
             return
         for segment in [
-            segment for segment in self._clean if segment not in self._segments and segment not in self._acks
+            segment
+            for segment in self._clean
+            if segment not in self._segments and segment not in self._acks and segment not in self.rest
         ]:
             if segment in self._clean:  # the one before may have dropped it
                 self._clean.pop(segment)()
@@ -381,10 +429,23 @@ def nobody(_commit: Commit) -> None:
     """There are no replicas."""
 
 
+def _call_back(commit: Commit) -> None:
+    for callback in commit.hurried:
+        callback()
+    for callback in commit.unhurried:
+        callback()
+
+
 def _tell(commit: Commit) -> None:
+    if commit.earlier is not None:
+        _announce(commit.earlier)
+        commit.earlier = None
+    if not commit.put_off:
+        _announce(commit)
+
+
+def _announce(commit: Commit) -> None:
     """Announce a commit. A sync covers all unsynced bytes of a log, so each offset below the end of its last segment is durable."""
-    for log, end in commit.carried:
-        log.announced(end)
     for log, _, _, end in commit.segments:
         log.announced(end)
     for callback in commit.announcements:

@@ -18,6 +18,8 @@ from typing import NoReturn, Protocol
 
 from kvitto.base import rawio
 from kvitto.base.errors import StoreError, StoreFull, SyncError
+from kvitto.store import locking
+from kvitto.store.locking import Lock
 
 Bytes = bytes | bytearray | memoryview
 
@@ -29,8 +31,6 @@ MAX_IO_BYTES = 1 << 30
 
 SMALL_BYTES = 64 << 10
 """A write of at most this many bytes keeps the interpreter: they go into the system's cache, which usually takes microseconds."""
-
-LOCK_BYTES_MAX = 256
 
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 """Linux writes another id into this file at each start of the machine."""
@@ -145,7 +145,8 @@ class Disk(Protocol):
         ...
 
     def makedirs(self, path: str) -> None:
-        """Make the directory and those above it. Each new name needs a `sync_dir` of the directory above."""
+        """Make the directory and those above it. Each new name needs a `sync_dir` of the directory above, but the data directory itself
+        ("") is durable."""
         ...
 
     def rename(self, a: str, b: str) -> None:
@@ -183,7 +184,7 @@ class Disk(Protocol):
     def read_file(self, path: str) -> bytes: ...
 
     def lock(self, path: str) -> object:
-        """Lock the file against other processes until the result is closed or collected."""
+        """Lock the data directory against other processes until the result is closed or collected. `path`: the lock file."""
         ...
 
     def boot_id(self) -> str:
@@ -322,15 +323,6 @@ class RealDisk:
         self._open_files: set[RealFile] = set()
         self.keeper: Keeper | None = None
         self.remover: Remover | None = None
-        try:
-            _make_dirs_durably(self.root)
-        except FileExistsError as error:
-            if os.path.isdir(error.filename):  # another process has just made it
-                fail("make the data directory", self.root, error)
-            text = f"cannot make the data directory {self.root}: {error.filename} is not a directory"
-            raise StoreError(f"{text}, choose another --data-dir") from error
-        except OSError as error:
-            fail("make the data directory", self.root, error)
 
     def open(self, path: str, *, create: bool = False) -> RealFile:
         full = self._full(path)
@@ -354,6 +346,8 @@ class RealDisk:
 
     def makedirs(self, path: str) -> None:
         full = self.root
+        if not path:
+            self._make_root()
         try:
             for part in path.split("/"):
                 full = os.path.join(full, part)
@@ -361,6 +355,17 @@ class RealDisk:
                     os.mkdir(full, 0o700)
         except OSError as error:
             fail("make the directory", full, error)
+
+    def _make_root(self) -> None:
+        try:
+            _make_dirs_durably(self.root)
+        except FileExistsError as error:
+            if os.path.isdir(error.filename):  # another process has just made it
+                fail("make the data directory", self.root, error)
+            text = f"cannot make the data directory {self.root}: {error.filename} is not a directory"
+            raise StoreError(f"{text}, choose another --data-dir") from error
+        except OSError as error:
+            fail("make the data directory", self.root, error)
 
     def rename(self, a: str, b: str) -> None:
         if self.keeper is not None:
@@ -466,23 +471,12 @@ class RealDisk:
     def lock(self, path: str) -> Lock:
         full = self._full(path)
         try:
-            fd = os.open(full, os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError as error:
-            fail("open", full, error)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, f"{os.getpid()} {self.boot_id()}\n".encode(), 0)
+            return locking.own(full, f"{os.getpid()} {self.boot_id()}\n")
         except BlockingIOError as error:
-            owner = os.pread(fd, LOCK_BYTES_MAX, 0).split()
-            os.close(fd)
-            pid = owner[0].decode("ascii", "replace") if owner else "unknown"
-            text = f"{self.root} is in use by process {pid}: stop it or choose another --data-dir"
+            text = f"{self.root} is in use by {locking.owner_of(full)}: stop it or choose another --data-dir"
             raise StoreError(text) from error
         except OSError as error:
-            os.close(fd)
             fail("lock", full, error)
-        return Lock(fd)
 
     def boot_id(self) -> str:
         try:
@@ -493,21 +487,6 @@ class RealDisk:
 
     def _full(self, path: str) -> str:
         return os.path.join(self.root, path) if path else self.root
-
-
-class Lock:
-    """A held lock. The operating system frees it when the process ends, however that happens."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-
-    def close(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
-
-    def __del__(self) -> None:
-        self.close()
 
 
 def _sync_dir(full: str) -> None:

@@ -369,6 +369,60 @@ def defined_by(some: Iterable[Line]) -> dict[tuple[str, Key], Any]:
     return entries
 
 
+IN_VHOSTS = (
+    "vhost",
+    "permission",
+    "topic_permission",
+    "parameter",
+    "policy",
+    "operator_policy",
+    "exchange",
+    "queue",
+    "binding",
+    "stage",
+    "writer",
+    "fault",
+)
+"""The kinds of definitions that belong to a virtual host. The first part of their keys is its name."""
+DELETING = "deleting"
+"""The field of the value of a virtual host, queue or exchange that says that its deletion has begun."""
+
+
+def split_going(defined: Defined) -> tuple[Defined, Defined]:
+    """Return the definitions that stay, and those that the next start deletes, in the order in which it deletes them.
+
+    The latter are virtual hosts, queues and exchanges whose deletion has begun, with all that belongs to them. They themselves come last,
+    so that a start that is cut short leaves the rest to the one after it.
+    """
+    marked = {(kind, key) for kind, key, value in defined if value.get(DELETING)}
+    if not marked:
+        return defined, []
+    stay: Defined = []
+    gone: Defined = []
+    for each in defined:
+        (gone if _goes(each[0], each[1], marked) else stay).append(each)
+    return stay, sorted(gone, key=lambda each: (each[:2] in marked, each[0] == "vhost"))
+
+
+def _goes(kind: str, key: Key, marked: set[tuple[str, Key]]) -> bool:
+    """Whether a definition is marked, or belongs to something that is."""
+    if (kind, key) in marked or (kind in IN_VHOSTS and ("vhost", key[:1]) in marked):
+        return True
+    if kind != "binding":
+        return False
+    vhost, source, kind_of_dest, dest = key[:4]
+    return ("exchange", (vhost, source)) in marked or (kind_of_dest, (vhost, dest)) in marked
+
+
+def going(gone: Defined) -> list[str]:
+    """Return what was being deleted, as words for people, of the definitions that the next start deletes."""
+    return [
+        f"vhost '{key[0]}'" if kind == "vhost" else f"{kind} '{key[1]}' in vhost '{key[0]}'"
+        for kind, key, value in gone
+        if value.get(DELETING)
+    ]
+
+
 # -- a stream's offsets ----------------------------------------------------------------------------------------
 
 

@@ -18,17 +18,17 @@ Defined = list[tuple[str, Key, Any]]
 Line = tuple[int, int, dict[str, Any] | None]
 """Where a line begins, where it ends, and the change that it describes; None instead of the change if the line does not verify."""
 
-IDS = {"queue": "id", "stage": "id", "exchange": "waiting"}
-"""By kind of definition, the field of its value with the id of its directory in `queues/`. An exchange has one if it delays messages."""
+IDS = {"queue": ("id",), "stage": ("id",), "exchange": ("waiting", "passage")}
+"""By kind of definition, the fields of its value with the ids of its directories in `queues/`. An exchange has one for the messages
+that it delays, and one if it deduplicates."""
 DIGITS = 16
 DURABLE_WIDTH = 12
 """The number is padded to this width, so that a line's length does not depend on it; JSON allows spaces before a value."""
 
 
-def owned(kind: str, value: Any) -> str | None:
-    """Return the id of the directory in `queues/` that belongs to a definition. None if it has none."""
-    found = value.get(IDS[kind]) if kind in IDS else None
-    return found if isinstance(found, str) else None
+def owned(kind: str, value: Any) -> list[str]:
+    """Return the ids of the directories in `queues/` that belong to a definition."""
+    return [value[field] for field in IDS.get(kind, ()) if isinstance(value.get(field), str)]
 
 
 def encode(op: str, kind: str, key: Key, value: Any, durable: int) -> bytes:

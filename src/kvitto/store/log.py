@@ -131,12 +131,10 @@ class Log:
     def _writable(self, batch: Batch) -> Segment:
         current = self.segments[-1] if self.segments else None
         if current is not None and not current.full:
-            # What the journal has to apply again is told by the last batch that survived a power cut: a later segment must not
-            # know of a record while the batch of an earlier one is not durable here.
             if (
                 current.size + batch.size() <= min(self.segment_bytes, SEGMENT_BYTES)
                 or current.size == segfile.HEADER
-                or current.durable < current.journal_end
+                or _has_unsynced_records(current)
             ):
                 return current
             self.fill(current)
@@ -165,6 +163,7 @@ class Log:
         self.segments.append(fresh)
         if self.durable:
             self._commits.renamed(self.directory)
+            self._commits.new_files += 1
         return fresh
 
     def write_header(self, segment: Segment) -> None:
@@ -216,7 +215,7 @@ class Log:
             path = paths.settlements(self.directory, segment.base)
             segment.acks = self.store.disk.open(path, create=True)
             if self.durable:
-                self._commits.renamed(self.directory)
+                self._commits.made_settlements(self, segment)
         now_ms = self._clock.now_ms()
         try:
             if not segment.acks_size:
@@ -240,7 +239,10 @@ class Log:
         """
         current = self.segments[-1] if self.segments else None
         if current and current.done and not current.full and not current.ahead and self._is_due(current):
-            self.fill(current)
+            if _has_unsynced_records(current):
+                self.store.blocked_drops[self] = None
+            else:
+                self.fill(current)
         for segment in [s for s in self.segments if s.full and s.done]:
             if segment.keys and not self.leaving:
                 continue
@@ -452,3 +454,12 @@ class Log:
     def found(self, segment: Segment) -> None:
         """Called for each segment that a start has found, when it has become the last one of `segments`."""
         segment.keys = int(self.keyed)
+
+
+def _has_unsynced_records(segment: Segment) -> bool:
+    """Whether what the journal has brought to the last segment is not durable here. Then no later one may be made.
+
+    A power cut could take this segment and leave the later one. What the journal applies again would then come behind messages that were
+    published after it, or not at all if a batch of the later segment knows of a later record.
+    """
+    return segment.durable < segment.journal_end

@@ -32,6 +32,11 @@ def queue_dir(queue_id: str, durable: bool) -> str:
     return f"{QUEUES if durable else TRANSIENT}/{queue_id}"
 
 
+def is_queue_id(name: str) -> bool:
+    """Return whether this may be the directory of a queue. A start leaves all others alone, because no broker has made them."""
+    return re.fullmatch("[0-9a-f]{32}", name) is not None
+
+
 def scratch_dir(queue_id: str) -> str:
     """Where a queue keeps what can be made anew: nothing in it is synced, and a start removes it."""
     return f"{TRANSIENT}/{queue_id}.scratch"

@@ -15,12 +15,13 @@ cdef class Store:
     cdef public Inventory inventory
     cdef public Room room
     cdef public bint faulty, pressed, upgrading, _naming
+    cdef public unsigned long long _written_out
     cdef public dict blocked_drops, leaving
 
     cpdef bint enter(self, Log log_, Segment segment) except? 0
     cpdef bint has_work(self) except -1
     @cython.locals(commit=Commit)
-    cpdef Commit begin_sync(self, bint everything)
+    cpdef Commit begin_sync(self, bint everything, Py_ssize_t most=*)
     # a log is no Log here: a bound method of a typed variable would be that of Log, and not that of StreamLog
     @cython.locals(commits=GroupCommit, segment=Segment, fresh=bint)
     cpdef end_sync(self, Commit commit)

@@ -8,6 +8,7 @@ report to `commits` what is dirty. A failed sync is final (C8): the store refuse
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -79,6 +80,17 @@ def refuse_foreign(disk: Disk) -> None:
             raise StoreError(f"{text}: choose an empty directory, or one that is not there yet")
 
 
+def refuse_inside(disk: Disk) -> None:
+    """Raise StoreError if the directory lies inside a data directory, whose broker may remove it or stumble over it."""
+    root = getattr(disk, "root", None)
+    above = "/" if root is None else os.path.dirname(os.path.realpath(root))
+    while above != os.path.dirname(above):
+        if all(os.path.isfile(os.path.join(above, name)) for name in (paths.FORMAT, paths.LOCK)):
+            text = f"{root} lies inside {above}, which is a data directory of Kvitto's: choose a place outside of it"
+            raise StoreError(text)
+        above = os.path.dirname(above)
+
+
 def refuse_incomplete(disk: Disk) -> None:
     """Raise StoreError if the directory is a backup that is not complete."""
     if disk.exists(paths.INCOMPLETE):
@@ -145,6 +157,8 @@ class Store:
         """Whether the directory has the format before this one. The end of the start changes that."""
         self._defined = (-1, 0)
         """The slot of the definitions in the inventory, and how many bytes it says are synced."""
+        self._written_out = 0
+        """What `journal.written_out` was when the latest full sync began: once that is complete, so much is durable in the queues."""
         self._naming = False
         """Whether a compaction has renamed the new definitions log, and no sync has made the name durable yet."""
         self.orphans: dict[str, int] = {}
@@ -162,6 +176,7 @@ class Store:
     def open(self) -> None:
         """Lock the directory, check its format, and read how the last owner left it. The broker opens the queues' logs."""
         disk = self.disk
+        refuse_inside(disk)
         disk.makedirs("")
         refuse_foreign(disk)
         self._lock = disk.lock(paths.LOCK)
@@ -434,10 +449,10 @@ class Store:
 
         `said`: all that the lines have ever defined.
         """
-        known = {owned(kind, value) for kind, _, value in said}
+        known = {found for kind, _, value in said for found in owned(kind, value)}
         for name in self.disk.listdir(paths.QUEUES):
             directory = paths.queue_dir(name, True)
-            if name in known or self.disk.exists(paths.orphan(directory)):
+            if name in known or not paths.is_queue_id(name) or self.disk.exists(paths.orphan(directory)):
                 continue
             if has_messages(self.disk, directory):
                 self._write_small(paths.orphan(directory), b"")
@@ -559,11 +574,13 @@ class Store:
         for callback, announced in waiting:
             self.when_defined(callback, announced=announced)
 
-    def begin_sync(self, everything: bool) -> Commit:
-        """Make a commit of what somebody waits for. With `everything` it also has what nobody waits for, such as settlements (A11)."""
+    def begin_sync(self, everything: bool, most: int = 0) -> Commit:
+        """Make a commit of what somebody waits for. With `everything` it also has what nobody waits for, such as settlements (A11), of
+        which a commit has at most `most` logs if that is not 0 (`GroupCommit.begin`).
+        """
         assert self.failed is None
         definitions = self.definitions
-        commit = self.commits.begin(everything)
+        commit = self.commits.begin(everything, most)
         if commit.others:
             if definitions.dirty and definitions.file in commit.files:
                 commit.defined = definitions.file.end
@@ -574,8 +591,10 @@ class Store:
                 commit.files.append(compaction.file)
             commit.compacted = compaction.file.end
         commit.named = self._naming
-        if everything:
-            commit.journal_applied = self.journal.written_out
+        if commit.begins:
+            self._written_out = self.journal.written_out
+        if commit.completes:
+            commit.journal_applied = self._written_out
         if not self.syncing:
             commit.files, commit.dirs, commit.defined = [], [], 0
         self.commits.begun(commit)
@@ -622,16 +641,14 @@ class Store:
             # promises nothing before the next sync, which has the inventory.
             commits.wrote_file(self.inventory.file)
             commits.put_off(commit)
-        else:
-            commits.call_back(commit)
+        commits.call_back(commit)
         # Callbacks may have written to segments that were clean, so these are looked at behind them.
         commits.call_for_clean()
         # A compaction marks the definitions as unknown in the inventory: last, since it is a change that the next sync has to cover.
         if commit.others and self.definitions.bloated and not self.leaving:
             self._begin_compaction()
         # Stage two. Peers come last, and what they do next belongs to the next commit.
-        if not fresh:
-            commits.announce(commit)
+        commits.announce(commit)
 
     def _note_synced(self, commit: Commit) -> tuple[bool, dict[Segment, Log], dict[Log, None]]:
         """Note how much of each file is durable.

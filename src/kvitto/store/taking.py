@@ -16,7 +16,7 @@ from kvitto.store import inventory, paths
 from kvitto.store.disk import Disk, File
 from kvitto.store.inventory import ARCHIVED, DEFINITIONS, JOURNAL, OFFSETS, ORPHAN, SEGMENT, Entry
 from kvitto.store.segment import HEADER, Segment, salts
-from kvitto.store.store import FORMAT, OF_BACKUP
+from kvitto.store.store import FORMAT, OF_BACKUP, refuse_inside
 
 WHOLE = -1
 """Stands for the length of a file that is taken as it is."""
@@ -164,6 +164,8 @@ class Taking:
 
     def begin(self) -> None:
         """Mark the target as an incomplete backup, before anything else is in it."""
+        refuse_inside(self._target)
+        self._target.makedirs("")
         self._target.open(paths.INCOMPLETE, create=True).close()
         self._target.sync_dir("")
 

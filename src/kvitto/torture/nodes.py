@@ -230,7 +230,9 @@ class Kvitto(Node):
         match = READY.match(line.rstrip("\n"))
         if match is None:
             self.kill()
-            raise BrokerFailed(f"kvitto serve did not get ready (it said {line!r}); see {self.log}")
+            raise BrokerFailed(
+                f"kvitto serve did not get ready (it said {line!r}); see {self.log}{last_lines(self.log)}"
+            )
         self.pid = int(match["pid"])
         self.uri = uri_for(int(match["amqp"].rpartition(":")[2]))
         self.http_uri = f"http://127.0.0.1:{match['http'].rpartition(':')[2]}"

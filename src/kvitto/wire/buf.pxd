@@ -1,5 +1,8 @@
 cimport cython
 
+cdef Py_ssize_t _DISCARDED
+cdef object _take
+
 cdef class Buf:
     cdef public bytearray data
     cdef unsigned char* p

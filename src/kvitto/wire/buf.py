@@ -6,20 +6,38 @@ every change of capacity, so a caller must not keep `p` across a call of `reserv
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 FRESH = 4096
 DETACHED_MAX = 1 << 20
 WIDER_MAX = 2 << 20
 """The maximum number of bytes that `widen` adds ahead at one time."""
 LARGE = 1 << 20
 """A buffer with more bytes than this is large: to copy it when it grows takes milliseconds."""
+DISCARDED = 4 << 20
+"""Memory of a buffer with more bytes than this is handed to the function that `discard_with` was given, if there is one."""
+# in C when compiled (see buf.pxd), since buffers may outlive the names of the module when the process ends
+_DISCARDED = DISCARDED
+_take: Callable[[bytearray], None] | None = None
+
+
+def discard_with(take: Callable[[bytearray], None] | None) -> None:
+    """Have `take` called with large memory that a buffer does not need any more, since to free it at once takes milliseconds."""
+    global _take
+    _take = take
 
 
 class Buf:
     def __init__(self, capacity: int = FRESH) -> None:
+        self.cap = 0  # `__del__` asks for it, also if there is no memory for the rest
         self.data = bytearray(capacity)
         self.p = self.data
         self.cap = capacity
         self.n = 0
+
+    def __del__(self) -> None:
+        if self.cap > _DISCARDED and _take is not None:
+            _take(self.data)
 
     def __len__(self) -> int:
         return self.n
@@ -89,6 +107,8 @@ class Buf:
         self._renew(min(self.cap, DETACHED_MAX))
 
     def _renew(self, capacity: int) -> None:
+        if self.cap > _DISCARDED and _take is not None:
+            _take(self.data)
         self.data = bytearray(capacity)
         self.p = self.data
         self.cap = capacity

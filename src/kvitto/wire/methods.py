@@ -109,6 +109,8 @@ __all__ = [
     "QueuePurgeOk",
     "QueueUnbind",
     "QueueUnbindOk",
+    "StageClaim",
+    "StageClaimOk",
     "StageCommit",
     "StageCommitOk",
     "StageForget",
@@ -2506,3 +2508,51 @@ class StageForgetOk(Method):
     @classmethod
     def parse(cls, data: bytes, at: int) -> tuple["StageForgetOk", int]:
         return cls(), at
+
+
+@register
+class StageClaim(Method):
+    __slots__ = ("writer", "task")
+    CLASS_ID = 19287
+    METHOD_ID = 50
+    NAME = "stage.claim"
+
+    def __init__(
+        self,
+        writer: str = "",
+        task: str = "",
+    ) -> None:
+        self.writer = writer
+        self.task = task
+
+    def encode(self) -> bytes:
+        return b"".join((b"KW\x002", encode_shortstr(self.writer), encode_shortstr(self.task)))
+
+    @classmethod
+    def parse(cls, data: bytes, at: int) -> tuple["StageClaim", int]:
+        writer, at = read_shortstr(data, at)
+        task, at = read_shortstr(data, at)
+        return cls(writer, task), at
+
+
+@register
+class StageClaimOk(Method):
+    __slots__ = ("last",)
+    CLASS_ID = 19287
+    METHOD_ID = 51
+    NAME = "stage.claim-ok"
+
+    def __init__(
+        self,
+        last: int = 0,
+    ) -> None:
+        self.last = last
+
+    def encode(self) -> bytes:
+        return b"".join((b"KW\x003", _Q.pack(self.last)))
+
+    @classmethod
+    def parse(cls, data: bytes, at: int) -> tuple["StageClaimOk", int]:
+        (last,) = _Q.unpack_from(data, at)
+        at += 8
+        return cls(last), at

@@ -117,4 +117,6 @@ METHOD_TABLE = """
     31 last-ok: last/longlong
     40 forget: writer/str
     41 forget-ok:
+    50 claim: writer/str task/str
+    51 claim-ok: last/longlong
 """

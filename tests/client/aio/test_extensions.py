@@ -10,6 +10,7 @@ import kvitto
 from kvitto.client import AMQPError, ChannelClosed
 from kvitto.client.aio import Closed, CommitUnknown, NotSupported
 from kvitto.wire import methods as m
+from tests.client.aio import test_hostile
 from tests.client.aio.test_hostile import Hostile
 from tests.support.faults import Faults
 from tests.support.running import asynchronous
@@ -228,7 +229,24 @@ async def test_a_stage_with_an_unknown_message_is_not_committed(kvitto_broker: H
 
 
 @asynchronous
-async def test_a_broker_without_the_extensions_is_named() -> None:
+async def test_a_claim_ends_other_attempts_and_outlives_forget(kvitto_broker: HasUrl) -> None:
+    async with kvitto.connect(url(kvitto_broker.port)) as connection, connection.channel() as channel:
+        assert await channel.claim_writer("claimed", "old") is None
+        async with channel.stage("claimed", 2, task="old"):
+            pass
+        assert await channel.claim_writer("claimed", "next") == 2
+        await channel.forget_writer("claimed")
+        with pytest.raises(ChannelClosed, match="was claimed by task 'next'"):
+            await channel.stage("claimed", 3, task="old").__aenter__()
+        async with channel.stage("claimed", 3, task="next") as stage:
+            pass
+        assert stage.fresh
+        await channel.forget_writer("claimed")
+
+
+@asynchronous
+async def test_a_broker_without_the_extensions_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(test_hostile, "IDLE_S", 60)
     server = await asyncio.start_server(Hostile([("answer", 0, b"")] * 20), "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     try:
@@ -241,6 +259,7 @@ async def test_a_broker_without_the_extensions_is_named() -> None:
                 lambda: channel.commit_stages("job", 0, ["1"]),
                 lambda: channel.last_batch("job"),
                 lambda: channel.forget_writer("job"),
+                lambda: channel.claim_writer("job", "1"),
             ):
                 with pytest.raises(NotSupported, match="extension of Kvitto"):
                     await call()
@@ -272,5 +291,6 @@ def test_threads_have_the_same(kvitto_broker: HasUrl) -> None:
         with queue.read(where.next - 2) as reader:
             assert [(message.offset, message.body) for message in reader] == [(4999, b"4999"), (5000, b"last")]
         assert channel.commit_stages("job", 4, [])
+        assert channel.claim_writer("claimed by a thread", "1") is None
         channel.forget_writer("job")
         assert channel.last_batch("job") is None

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("no_pauses")
 TURNS = 60
 
 
-async def cancelled_after(turns: int, task: asyncio.Task[None]) -> None:
+async def cancelled_after(turns: int, task: asyncio.Task[Any]) -> None:
     for _ in range(turns):
         await asyncio.sleep(0)
     task.cancel()

@@ -15,6 +15,7 @@ from kvitto.base.limits import DEFAULTS
 from tests.sim.world import small_world
 
 SMALL: dict[str, dict[str, tuple[object, ...]]] = {
+    "kvitto.broker.queues.first_writes": {"NEW_FILES_PER_COMMIT": (1, 2, 32)},
     "kvitto.broker.queues.leaving": {"LEAVING_PER_TURN": (1, 1, 3, 10_000)},
     "kvitto.broker.queues.retries": {"RETRIES_PER_TURN": (1, 3, 10_000)},
     "kvitto.broker.transfers.deadletter": {

@@ -32,6 +32,8 @@ DEDUPLICATION_BY, DEDUPLICATION_HEADER = "x-deduplication-by", "x-deduplication-
 """Which value is the key of a message, and the name of the header that has it. The default of the name is the argument's own name."""
 KEY_KINDS = ("header", "message-id")
 WINDOW = ("x-cache-size", "x-cache-ttl")
+DEDUPLICATION_ARGUMENTS = (DEDUPLICATION, DEDUPLICATION_BY, DEDUPLICATION_HEADER, *WINDOW)
+"""Of queues and of exchanges."""
 SEGMENT_SIZE = "x-stream-max-segment-size-bytes"
 STREAM_SEGMENT_BYTES_MAX = 3_000_000_000
 
@@ -78,7 +80,7 @@ ARGUMENTS = (
     Argument(SEGMENT_SIZE),
     Argument("x-archive"),
     *(Argument(name) for name in ARCHIVE_BOUNDS),
-    *(Argument(name, streams=False) for name in (DEDUPLICATION, DEDUPLICATION_BY, DEDUPLICATION_HEADER, *WINDOW)),
+    *(Argument(name, streams=False) for name in DEDUPLICATION_ARGUMENTS),
 )
 """All but the type (queue_types.py). Two declarations of a queue are the same only if they agree in each of these."""
 EQUIVALENCE_ARGUMENTS = tuple(argument.name for argument in ARGUMENTS)
@@ -100,7 +102,7 @@ RETRIES = ("retry-delay-min", "retry-delay-max", *(name.removeprefix("x-") for n
 
 @dataclass(frozen=True)
 class Deduplication:
-    """How a queue recognises a message that it has taken already."""
+    """How a queue or an exchange recognises a message that it has taken already."""
 
     header: str | None
     """The header whose value is the key. None: the key is the property message_id."""
@@ -207,15 +209,18 @@ def read_settings(arguments: dict[str, Any], lasting: bool = True) -> QueueSetti
         archive=archive,
         archive_max_age_ms=read.age("x-archive-max-age"),
         archive_max_bytes=read.number("x-archive-max-length-bytes", 0),
-        deduplication=_deduplication(read),
+        deduplication=read_deduplication(read),
         stream=kind == "stream",
         max_age_ms=read.age("x-max-age") if kind == "stream" else -1,
         segment_bytes=read.number(SEGMENT_SIZE, 1, STREAM_SEGMENT_BYTES_MAX) if kind == "stream" else -1,
     )
 
 
-def _deduplication(read: ArgumentReader) -> Deduplication | None:
-    """Return how messages are recognised that came before, None without deduplication. The other arguments need the first one."""
+def read_deduplication(read: ArgumentReader) -> Deduplication | None:
+    """Return how messages are recognised that came before, None without deduplication. The other arguments need the first one.
+
+    Raises InvalidArgument.
+    """
     wanted = read.flag(DEDUPLICATION)
     by, header = read.one_of(DEDUPLICATION_BY, KEY_KINDS), read.text(DEDUPLICATION_HEADER)
     size, ttl = WINDOW

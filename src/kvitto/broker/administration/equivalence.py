@@ -10,7 +10,7 @@ from datetime import datetime
 from decimal import Decimal
 
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
-from kvitto.broker.routing.headers import comparable
+from kvitto.broker.routing.canonical import canonical
 from kvitto.wire.tables import Timestamp, Value
 
 
@@ -37,7 +37,7 @@ def check_arguments(
 
 def _same(one: Value, other: Value) -> bool:
     """Whether two values are equal and of one type. As with RabbitMQ, 10 and 10.0 differ, but integers of 32 and 64 bits do not."""
-    return isinstance(one, float) == isinstance(other, float) and comparable(one) == comparable(other)
+    return isinstance(one, float) == isinstance(other, float) and canonical(one) == canonical(other)
 
 
 def type_name(value: Value) -> str:

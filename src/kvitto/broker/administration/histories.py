@@ -7,10 +7,12 @@ no virtual host's list: no client sees it. `VHost` calls this where it makes, bi
 from __future__ import annotations
 
 import secrets
-from collections.abc import Generator
+from collections import deque
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
 
 from kvitto.base.limits import HISTORY_BYTES
+from kvitto.broker import walls
 from kvitto.broker.administration.admission import expiration_ms
 from kvitto.broker.administration.arguments import QueueSettings
 from kvitto.broker.jobs import Cost
@@ -34,6 +36,8 @@ MESSAGE_COST = 10
 """The cost of sending a message to one queue, in the units of jobs.PIECE."""
 AT_ONCE, AT_ONCE_BYTES = 100, 1 << 20
 """So many messages, or bytes of messages, are sent before a new message can come to the destination."""
+SMALL_BYTES = 16 << 10
+"""A history with more bytes than this is not begun while another one of the virtual host is being sent."""
 
 
 class Unseen(Route):
@@ -72,19 +76,51 @@ def detach(exchange: Exchange) -> None:
     queue.vhost.broker.drop_hidden(queue)
 
 
+class Senders:
+    """Sends the histories of a virtual host to what has been bound, one after the other.
+
+    Otherwise each would have a message in memory, of up to HISTORY_BYTES. One that waits has none, or a small one.
+    """
+
+    def __init__(self, vhost: VHost) -> None:
+        self._vhost = vhost
+        self._waiting: deque[Iterator[bool]] = deque()
+        self.busy = False
+
+    def start(self, steps: Iterator[bool]) -> None:
+        """Do the first step now, and the others when the histories before it have been sent."""
+        if next(steps, None) is None:
+            return
+        self._waiting.append(steps)
+        if not self.busy:
+            self.busy = True
+            self._vhost.broker.jobs.start(self._send(), owner=self._vhost)
+
+    def _send(self) -> Iterator[bool]:
+        yield True
+        while self._waiting:
+            steps = self._waiting.popleft()
+            while (going := walls.run(self._vhost, next, steps, None)) is not None:
+                yield going
+        self.busy = False
+
+
 def send(vhost: VHost, exchange: Exchange, dest: Queue | Exchange) -> int:
     """Send the history of an exchange, if it has one, to what has just been bound to it. Returns the cost of what is sent at once."""
     index = _index_of(exchange)
     if index is None or index.history is None or not index.history.ready:
         return 0
     at_once = min(index.history.ready, AT_ONCE)
-    vhost.broker.jobs.start(_steps(vhost, index.history, dest), owner=vhost)
+    vhost.senders.start(_steps(vhost, index.history, dest))
     return at_once * MESSAGE_COST
 
 
 def _steps(vhost: VHost, history: WorkQueue, dest: Queue | Exchange) -> Generator[bool, None, None]:
-    """Send what is in the history now, oldest first: the first AT_ONCE messages in the first piece, unless they are large."""
-    cost, left = Cost(), history.ready
+    """Send what is in the history now, oldest first: the first AT_ONCE messages in the first piece, unless they are large or have to
+    wait."""
+    cost, left, behind = Cost(), history.ready, history.next
+    if vhost.senders.busy and history.ready_bytes > SMALL_BYTES:
+        yield True
     messages, size = AT_ONCE, AT_ONCE_BYTES
     for look in looks(history, left):
         if history.deleted or dest.deleted:
@@ -92,8 +128,11 @@ def _steps(vhost: VHost, history: WorkQueue, dest: Queue | Exchange) -> Generato
         if look is None:
             yield True
             continue
+        if look.offset >= behind:
+            return  # it was published since, and came to the destination by itself
         body = look.body
         if isinstance(body, Stored):
+            yield True  # it is read when the histories before this one have been sent
             steps = body.take()
             while isinstance(body, Stored):
                 try:
@@ -116,5 +155,6 @@ def _steps(vhost: VHost, history: WorkQueue, dest: Queue | Exchange) -> Generato
         messages -= 1
         size -= len(body) * len(queues)
         spent = MESSAGE_COST + searched + (MESSAGE_COST + (len(body) >> 11)) * len(queues)
+        del look, body, properties  # nothing is kept while this pauses
         if cost.spend(spent) and (messages <= 0 or size <= 0):
             yield True

@@ -1,23 +1,16 @@
 """Arguments that other brokers honour and this one does not.
 
-Most of them are harmless to ignore: they are accepted, and the log names each one once. Those that a publisher or a consumer may
-rely on are refused.
+They are harmless to ignore: they are accepted, and the log names each one once.
 """
 
 from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any
-
-from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
+from collections.abc import Collection, Iterable
 
 log = logging.getLogger("kvitto.broker")
 
-REFUSED_OF_EXCHANGES = {
-    "x-message-deduplication": "exchanges do not compare messages here; declare the queues with this argument",
-}
 HONOURED_OF_CONSUMERS = (
     "x-priority",
     "x-consumer-timeout",
@@ -64,13 +57,6 @@ NAMED_MAX = 1000
 """The most names that are remembered and logged. They come from peers, so there must be a limit."""
 AT_ONCE = 10
 """The most names of one thing that are logged, because looking for a similar name takes a tenth of a millisecond."""
-
-
-def refuse(thing: str, refused: Mapping[str, str], arguments: Mapping[str, Any]) -> None:
-    """Raises ChannelError 406 if one of the arguments in `refused` is set to a value with an effect. `thing` comes from `describe`."""
-    for name, why in refused.items():
-        if arguments.get(name):
-            raise ChannelError(PRECONDITION_FAILED, f"invalid arg '{name}' for {thing}: {why}")
 
 
 class Notices:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 SETTINGS = 30
 """The cost of giving a queue other settings, in units of about a microsecond."""
 CONSUMER = 2
+EXCHANGE = 4
+"""The cost of giving an exchange what its policy says, and of having it delay, or no longer."""
 HIDDEN_QUEUE = 200
 """The cost of giving an exchange its hidden queue, because it delays from now on."""
 
@@ -70,7 +72,7 @@ def _apply(vhost: VHost, *changed: Policy) -> Steps:
         if cost.spend(few + more):
             yield True
     for exchange in list(vhost.exchanges.values()):
-        more = _search_cost(vhost)
+        more = EXCHANGE + _search_cost(vhost)
         if not exchange.deleted:
             exchange.take_policy(vhost.policy_of_exchange(exchange.name))
             more += HIDDEN_QUEUE * delaying.follow(vhost, exchange)

@@ -1,8 +1,10 @@
 """Deletes queues, exchanges and virtual hosts, as jobs (broker/jobs.py), since there may be a million bindings or 100,000 queues.
 
 From the first piece on, `VHost.going` lists the queue or exchange, and nothing can be bound to it any more. It can still be used until
-the last piece takes it out of the virtual host. That piece also deletes its definition, after those of its bindings: a crash leaves
-either nothing or a whole definition with some of its bindings. A small deletion is done in the first piece, at once.
+the last piece takes it out of the virtual host. A small deletion is done in the first piece, at once.
+
+The definition of what is to go is deleted last, after those of its bindings or of all that is in the virtual host. Before the first of
+these goes, it is written once more, with a mark: if the broker ends in the middle, the next start goes on (`Broker.start`).
 """
 
 from __future__ import annotations
@@ -85,13 +87,25 @@ def _delete_exchange(vhost: VHost, exchange: Exchange, cost: Cost, unused: list[
 
 def _run(vhost: VHost, thing: Queue | Exchange, steps: Steps) -> Steps:
     """Run the steps, and note them in `going` so that a caller who needs the name can finish them at once."""
-    vhost.going[thing] = steps
-    try:
-        yield from steps
-    finally:
-        vhost.going.pop(thing, None)
+    vhost.going[thing] = steps = _or_stay(vhost, thing, steps)
+    if vhost.is_bound(thing):
+        vhost.define_going(thing)
+    yield from steps
     if vhost.is_durable(thing):
         vhost.broker.defined += 1  # the last steps may have been run by a caller that needed the name
+
+
+def _or_stay(vhost: VHost, thing: Queue | Exchange, steps: Steps) -> Steps:
+    """Run the steps. If they fail, whoever runs them, the thing stays and may get messages: the next start must not delete it."""
+    try:
+        yield from steps
+    except Exception:
+        del vhost.going[thing]
+        if thing in (vhost.queues.get(thing.name), vhost.exchanges.get(thing.name)):
+            vhost.define_going(thing)
+        raise
+    finally:
+        vhost.going.pop(thing, None)
 
 
 def unbind_from(vhost: VHost, exchange: Exchange, cost: Cost) -> Steps:
@@ -139,9 +153,16 @@ def clear_vhost(vhost: VHost) -> Steps:
         delaying.release(vhost, exchange)
 
 
+def begin(vhost: VHost) -> None:
+    """Write that the virtual host is being deleted, before anything of it goes."""
+    if not vhost.deleting:
+        vhost.deleting = True
+        vhost.broker.define_vhost(vhost)
+
+
 def delete_vhost(broker: Broker, vhost: VHost) -> Steps:
     """Delete a virtual host. It cannot be opened from the first piece on, and its name is free after the last one."""
-    vhost.deleting = True
+    begin(vhost)
     yield from clear_vhost(vhost)
     broker.stages.forget_vhost(vhost)
     yield from clear_vhost(vhost)  # timers and others may have added something meanwhile

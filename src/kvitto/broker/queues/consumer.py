@@ -79,6 +79,11 @@ class Consumer:
     def settings_changed(self) -> None:
         """Called when policies have given the queue other settings."""
 
+    def keep_timeout(self) -> None:
+        """It gets no more messages: those that it holds keep their timeout, whatever policies give to the queue from now on."""
+        if self.timeout_ms < 0:
+            self.timeout_ms = max(self.queue.consumer_timeout_ms, 0)
+
     def undo(self) -> None:
         """Undo what `deliver` or `deliver_again` had encoded and noted before it raised an exception."""
 

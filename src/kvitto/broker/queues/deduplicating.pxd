@@ -19,7 +19,7 @@ cdef class DeduplicatingQueue(WorkQueue):
     cdef unsigned long long _low, _high, _counted_end
     cdef Py_ssize_t _known
     cdef object _seed, _owed, _record, _relied_end
-    cdef bint _emptied, _waking
+    cdef bint _emptied, _waking, _awaits_sync
 
     @cython.locals(found=bytes, noted=Py_ssize_t, taken=int)
     cdef int append(self, const unsigned char* key_p, Py_ssize_t key, Py_ssize_t key_len, const unsigned char* props_p, Py_ssize_t props, Py_ssize_t props_len, const unsigned char* body_p, Py_ssize_t body, Py_ssize_t body_len, long long ttl_ms, unsigned int flags) except? -1

@@ -68,6 +68,8 @@ class DeduplicatingQueue(WorkQueue):
         """The record of the journal that is being applied."""
         self._relied_end = 0
         """Messages of records were dropped because of messages below this offset, which may not be durable yet."""
+        self._awaits_sync = False
+        """Whether a sync was asked for, behind which `_synced` is called."""
         log.keyed = log.durable
 
     # -- append ----------------------------------------------------------------------------------------------
@@ -136,6 +138,9 @@ class DeduplicatingQueue(WorkQueue):
         self.duplicates += 1
         if self._record:
             self._relied_end = max(self._relied_end, self.table.offset_of(self._known) + 1)
+            if self._has_to_sync() and not self.broker.full:
+                self._hold_back(True)
+                self._ask()
 
     def _owe(self, sequence: int) -> None:
         """Have the files say that a record was applied, although its message was dropped: a start would apply it again.
@@ -149,9 +154,28 @@ class DeduplicatingQueue(WorkQueue):
 
     def _relies(self, batch: Batch) -> bool:
         """Whether a batch has to wait until messages before it are durable."""
+        return self._has_to_sync() and self._relied_end <= batch.first
+
+    def _has_to_sync(self) -> bool:
+        """Whether the message on which a dropped duplicate relies is not durable yet."""
         if self._relied_end and self.log.synced_end >= self._relied_end:
             self._relied_end = 0
-        return 0 < self._relied_end <= batch.first
+        return self._relied_end > 0
+
+    def _hold_back(self, yes: bool) -> None:
+        """Deliver nothing before that message is durable: what comes until then must not be written, and the files would not know of a
+        delivery when the process is killed (A9).
+        """
+        stays = not yes and self._has_to_sync() and not self.broker.full
+        if stays:
+            self._ask()  # again, behind the write: an earlier commit may not have the message
+        WorkQueue._hold_back(self, yes or stays)
+
+    def _ask(self) -> None:
+        """Have the next sync of messages look whether deliveries may go on."""
+        if not self._awaits_sync:
+            self._awaits_sync = True
+            self.broker.store.commits.when_synced(self._synced, messages=True)
 
     def _is_slow(self) -> bool:
         if self._relied_end and self.tail.batch is not None and self._relies(self.tail.batch):
@@ -162,10 +186,11 @@ class DeduplicatingQueue(WorkQueue):
         if self.log.is_writing or not self._relies(batch):
             return True
         self.broker.pressed[self] = None  # no turn before the sync tries it again
-        self.broker.store.commits.when_synced(self._synced, messages=True)
+        self._ask()
         return False
 
     def _synced(self) -> None:
+        self._awaits_sync = False
         self.broker.pressed.pop(self, None)
         self.mark_dirty()
 

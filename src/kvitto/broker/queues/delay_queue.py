@@ -21,7 +21,7 @@ from kvitto.broker.queues.work_queue import WorkQueue
 from kvitto.broker.routing import delayed
 from kvitto.broker.transfers.deadletter import split_key, strings
 from kvitto.format.entry import EXPIRES
-from kvitto.format.settlement import DEAD_LETTERED, PURGED
+from kvitto.format.settlement import DEAD_LETTERED, DROPPED, PURGED
 from kvitto.store.record import Record, Settle
 from kvitto.wire.buf import Buf
 from kvitto.wire.properties import Properties, edit_headers, join, split
@@ -66,8 +66,10 @@ class DelayQueue(WorkQueue):
         self.exchange = exchange
         self._looking = False
         """Whether a job puts messages among those that wait."""
-        self._watched: dict[int, Done] = {}
-        """By offset, the callback of a message whose end somebody waits for."""
+        self._watched: dict[int, tuple[str, list[Done]]] = {}
+        """By offset, the message id of a message whose end somebody waits for, and their callbacks."""
+        self.ending: dict[str, set[int]] = {}
+        """The offsets of `_watched` by message id."""
 
     @property
     def forwards_to(self) -> str | None:
@@ -178,7 +180,7 @@ class DelayQueue(WorkQueue):
         keys = [split_key(key)[1], *strings(headers.get("CC")), *strings(headers.pop("BCC", None))]
         headers[delayed.HEADER] = -delayed.delay_ms(headers)
         properties.headers = headers
-        targets: list[Queue] = yield from self.vhost.target_steps(self.exchange.name, keys, properties)
+        targets: list[Queue] = yield from self.vhost.target_steps(self.exchange.name, keys, properties, self.exchange)
         edit_headers(fields, {delayed.HEADER: headers[delayed.HEADER]}, ("BCC",))
         new_props = join(fields)
         if not targets:
@@ -194,7 +196,14 @@ class DelayQueue(WorkQueue):
         return key, new_props, targets, ttl_ms, flags & ~EXPIRES
 
     def moved(self, offset: int, reason: str, outcome: int = DEAD_LETTERED) -> None:
-        super().moved(offset, reason, outcome)
+        # whoever waits is told once it is durable, and no record of a move has made it so
+        if outcome == DROPPED and offset in self._watched and self.log.durable:
+            self._drop(offset, outcome)
+        else:
+            self._left(offset, outcome)
+
+    def _left(self, offset: int, outcome: int) -> None:
+        super().moved(offset, DUE, outcome)
         self._tell(offset, True)
 
     def park(self, offset: int, reason: str, obstacle: Obstacle) -> None:
@@ -208,30 +217,35 @@ class DelayQueue(WorkQueue):
 
     # -- one message -----------------------------------------------------------------------------------------
 
-    def run_now(self, offset: int, size: int, done: Done) -> bool:
+    def run_now(self, offset: int, size: int, message_id: str, done: Done) -> bool:
         """Send a message that waits to its queues now. Returns False if it does not wait.
 
         `done` is called once it has left, or is parked.
         """
         if not self.retries.delays.remove(offset, size):
             return False
-        self._watched[offset] = done
+        self._watch(offset, message_id, done)
         self.comes_back(offset, size)
         return True
 
-    def drop(self, offset: int, size: int, done: Done) -> bool:
+    def drop(self, offset: int, size: int, message_id: str, done: Done) -> bool:
         """Drop a message that waits. `done` is called once that is durable. Returns False if it does not wait."""
         if not self.retries.delays.remove(offset, size):
             return False
-        self._watched[offset] = done
+        self._watch(offset, message_id, done)
         self.moving += 1
-        if not self.log.durable:
-            self.moved(offset, DUE, PURGED)
-            return True
+        if self.log.durable:
+            self._drop(offset, PURGED)
+        else:
+            self._left(offset, PURGED)
+        return True
+
+    def _drop(self, offset: int, outcome: int) -> None:
+        """Settle a message durably, by a record. Without room for one it waits again."""
 
         def applied() -> None:
             if not self.deleted:
-                walls.run(self, self.moved, offset, DUE, PURGED)
+                walls.run(self, self._left, offset, outcome)
 
         def full() -> None:
             self.moving -= 1
@@ -241,13 +255,29 @@ class DelayQueue(WorkQueue):
                 self.retries.wake()
             self._tell(offset, False)
 
-        record = Record(settles=[Settle(self.log.queue_id, offset, 1, PURGED)])
+        record = Record(settles=[Settle(self.log.queue_id, offset, 1, outcome)])
         self.vhost.broker.records.write(record, applied, walls.guarded(self, full))
-        return True
+
+    def join(self, message_id: str, done: Done) -> int:
+        """Wait too for the messages with this id that `run_now` or `drop` has begun to end. Returns how many these are."""
+        offsets = self.ending.get(message_id, ())
+        for offset in offsets:
+            self._watched[offset][1].append(done)
+        return len(offsets)
+
+    def _watch(self, offset: int, message_id: str, done: Done) -> None:
+        self._watched[offset] = message_id, [done]
+        self.ending.setdefault(message_id, set()).add(offset)
 
     def _tell(self, offset: int, gone: bool) -> None:
-        done = self._watched.pop(offset, None)
-        if done is not None:
+        if offset not in self._watched:
+            return
+        message_id, told = self._watched.pop(offset)
+        ending = self.ending[message_id]
+        ending.discard(offset)
+        if not ending:
+            del self.ending[message_id]
+        for done in told:
             done(gone)
 
     def find_steps(self, message_id: str) -> Generator[bool, None, list[tuple[int, int]]]:

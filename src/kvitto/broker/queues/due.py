@@ -190,7 +190,7 @@ class DueIndex:
                 shared = self._open = Shared(self._files.make())
             at = shared.file.append(data)
         except StoreError as error:
-            # the disk is full, or there are no descriptors for files: the log has the messages all the same
+            # The disk is full, or no descriptor for a file is left. No message is lost by that, because the log has them all.
             if self._open is not None and not self._open.runs:
                 self._open.file.remove()
                 self._open = None

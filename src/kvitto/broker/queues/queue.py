@@ -94,9 +94,8 @@ class Queue:
         self.tail = Tail()
         self.ready_bytes = 0
         """The bytes of the bodies of the ready messages, or an estimate (broker/queues/sizes.py)."""
-        self.unacked = 0
-        self.unacked_bytes = 0
-        """The bytes of the bodies of unacked messages of a work queue."""
+        self.unacked = self.unacked_bytes = 0
+        """The unacked messages, and the bytes of their bodies if it is a work queue."""
         self.may_expire = False
         """Whether a message may have a time to live."""
         self.prioritises = settings.prioritises
@@ -117,7 +116,9 @@ class Queue:
         self.returning = 0
         """The number of reasons why nothing is delivered for now. Each of them ends with `end_return`."""
         self.held_back = False
-        """Whether one of them is that closed batches are being written."""
+        """Whether one of them is that closed batches are being written, or that the first write has to wait."""
+        self.has_files = self.waits_for_file = False
+        """Whether the log is known to have files, and whether the first write waits for a commit with room for one (first_writes.py)."""
         self.checking = False
         """Whether one of them is that a large batch is being checked in pieces."""
 
@@ -393,6 +394,16 @@ class Queue:
             self.broker.slow[self] = None
             self._hold_back(not self.broker.full)
         self.tail.close()
+
+    def _must_wait(self, delivered: int) -> bool:
+        """Return whether the first write has to wait. Messages below the offset `delivered` may be on their way to a peer."""
+        if self.log.segments:
+            self.has_files = True
+            return False
+        if not self.broker.first_writes.must_wait(self, delivered):
+            return False
+        self._hold_back(True)
+        return True
 
     def _is_slow(self) -> bool:
         """Return whether the write takes more than one step. The open batch is closed then."""

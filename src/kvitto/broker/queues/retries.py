@@ -18,6 +18,8 @@ RETRIES_PER_TURN = 300
 DUE_PER_TURN, DUE_MIN = 600, 20
 """The same for all queues together, which takes about 2 ms, and the fewest of one queue, if any."""
 RUNS_PER_PIECE = 200
+CLOCK_MS = 1
+"""A reading of the clock is up to so much behind the time: a message that began to wait then would come early by as much."""
 
 
 class Retries:
@@ -28,6 +30,8 @@ class Retries:
         self._scratch = Scratch(queue.log.store.disk, queue.log.queue_id)
         self.delays = Delays(self._scratch)
         """The messages that wait."""
+        self._wakes_ms: int | None = None
+        """When the timer is due, if it is set."""
 
     def contain(self, error: Exception) -> None:
         """A timer of this queue has failed."""
@@ -58,14 +62,19 @@ class Retries:
         due_ms = self.delays.next_ms
         if due_ms is not None:
             timers = self._queue.broker.timers
-            timers.after(max(due_ms - timers.now_ms, soonest_ms), self._due)
+            at_ms = max(due_ms + CLOCK_MS, timers.now_ms + soonest_ms)
+            # a timer that is set is never moved back: messages that keep coming would put off what is due again and again
+            if self._wakes_ms is None or at_ms < self._wakes_ms:
+                self._wakes_ms = at_ms
+                timers.after(at_ms - timers.now_ms, self._due)
 
     def _due(self) -> None:
+        self._wakes_ms = None
         queue = self._queue
         budget = queue.broker.waking
         share = budget.share(queue.broker.turns)
         most = min(queue.may_come_back(), RETRIES_PER_TURN, share)
-        taken = self.delays.take(queue.broker.timers.now_ms, most)
+        taken = self.delays.take(queue.broker.timers.now_ms - CLOCK_MS, most)
         for offset, size in taken:
             queue.comes_back(offset, size)
         budget.spend(self.delays.cost)
@@ -86,6 +95,7 @@ class Retries:
     def cancel(self) -> None:
         """The queue is deleted."""
         self._queue.broker.timers.cancel(self._due)
+        self._wakes_ms = None
         _, steps = self.delays.take_all()
         self._queue.broker.jobs.start(steps)
         self._scratch.remove()

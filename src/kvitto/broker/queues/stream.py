@@ -370,6 +370,8 @@ class Stream(Queue):
     def flush(self) -> None:
         """Write what this turn has brought. Raises StoreFull or StoreError; then nothing is forgotten, and it may be called again."""
         tail = self.tail.batch
+        if not self.has_files and self._must_wait(0):
+            return
         if self._is_slow():
             if not self.log.is_writing:
                 self.tail.closed[0].time_ms = self.broker.now_ms
@@ -387,6 +389,8 @@ class Stream(Queue):
             self.log.write(tail)
             self.tail.end()
             self._written(tail)
+        if self.held_back and not self.tail.closed:
+            self._hold_back(False)
         end = self.log.announced_end
         wanted = [c.progress.next for c in self.consumers if c.progress is not None]
         self._drop_recent(wanted, end)

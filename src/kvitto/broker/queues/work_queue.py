@@ -616,6 +616,8 @@ class WorkQueue(Queue):
                 self.expire()
             if self.limited:
                 self.enforce_limits()
+        if not self.has_files and not self.settlements.entries.n and self._must_wait(delivered):
+            return
         if self.backlog.ranked:
             self.backlog.admit()  # before the write, while the messages are in memory
         if self._is_slow():
@@ -633,6 +635,8 @@ class WorkQueue(Queue):
                 return
         elif self.tail.batch is not None:
             self._write_open(self.tail.batch)
+        if self.held_back:
+            self._hold_back(False)
         self._write_settlements(self.tail.next)
         if not self.backlog.any_ready():
             self.ready_bytes = self.estimates = 0  # it still counted messages that were lost to damage
@@ -647,6 +651,8 @@ class WorkQueue(Queue):
             try:
                 self.log.write(batch)
             except StoreFull:
+                if self.held_back:
+                    self._go_on_full()
                 self._settle_written()
                 raise
         self.tail.end()

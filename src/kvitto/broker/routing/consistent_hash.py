@@ -11,13 +11,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Generator
+from datetime import datetime
 from itertools import islice, repeat
 
 import xxhash
 
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
 from kvitto.broker.administration.equivalence import type_name
-from kvitto.broker.routing.headers import canonical, identity
+from kvitto.broker.routing.canonical import canonical
+from kvitto.broker.routing.headers import Hashed
 from kvitto.broker.routing.index import PIECE_STEPS, Arguments, Dest, Index, name_of
 from kvitto.wire.properties import Properties
 from kvitto.wire.tables import Value
@@ -46,7 +48,13 @@ def hashed(value: Value) -> bytes:
             return value.encode("utf-8", "surrogateescape")
         case bytes():
             return value
-    return canonical(value).encode("utf-8", "surrogateescape")
+        case int() if not isinstance(value, bool):
+            return b"%d" % value
+        case float() if value.is_integer():
+            return b"%d" % int(value)
+        case datetime():
+            return b"%d" % int(value.timestamp())
+    return canonical(value)
 
 
 class ConsistentHashIndex(Index):
@@ -96,9 +104,9 @@ class ConsistentHashIndex(Index):
         if len(digits) > len(str(WEIGHT_MAX)) or int(digits) > WEIGHT_MAX:
             raise ChannelError(PRECONDITION_FAILED, f"The binding key must not exceed {WEIGHT_MAX}")
 
-    def add(self, routing_key: str, dest: Dest, arguments: Arguments) -> None:
+    def add(self, routing_key: str, dest: Dest, hashed: Hashed) -> None:
         bound = self._bound.setdefault(dest, {})
-        bound[routing_key, identity(arguments)] = None
+        bound[routing_key, hashed.digest] = None
         if len(bound) > 1:
             return
         self._places[dest] = len(self._dests)
@@ -107,9 +115,9 @@ class ConsistentHashIndex(Index):
         self._seeds.append(xxhash.xxh3_64_intdigest(name_of(dest).encode("utf-8", "surrogateescape")))
         self._changed()
 
-    def remove(self, routing_key: str, dest: Dest, arguments: Arguments) -> None:
+    def remove(self, routing_key: str, dest: Dest, digest: bytes) -> None:
         bound, at = self._bound[dest], self._places[dest]
-        del bound[routing_key, identity(arguments)]
+        del bound[routing_key, digest]
         if bound:
             self._weights[at] = float(next(iter(bound))[0])
         else:

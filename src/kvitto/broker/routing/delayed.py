@@ -17,6 +17,7 @@ from kvitto.wire.properties import Properties
 
 if TYPE_CHECKING:
     from kvitto.broker.queues.delay_queue import DelayQueue
+    from kvitto.broker.routing.headers import Hashed
 
 HEADER = "x-delay"
 DELAYED_MESSAGE = "x-delayed-message"
@@ -74,11 +75,11 @@ class DelayedIndex(Index):
     def check_binding(self, routing_key: str, arguments: Arguments) -> None:
         self.inner.check_binding(routing_key, arguments)
 
-    def add(self, routing_key: str, dest: Dest, arguments: Arguments) -> None:
-        self.inner.add(routing_key, dest, arguments)
+    def add(self, routing_key: str, dest: Dest, hashed: Hashed) -> None:
+        self.inner.add(routing_key, dest, hashed)
 
-    def remove(self, routing_key: str, dest: Dest, arguments: Arguments) -> None:
-        self.inner.remove(routing_key, dest, arguments)
+    def remove(self, routing_key: str, dest: Dest, digest: bytes) -> None:
+        self.inner.remove(routing_key, dest, digest)
 
     def route(self, routing_key: str, properties: Properties) -> Collection[Dest]:
         if self.queue is not None and delay_ms(properties.headers):

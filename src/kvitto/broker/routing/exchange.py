@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
+from kvitto.broker.administration.argument_reader import InvalidArgument
+from kvitto.broker.administration.arguments import DEDUPLICATION, DEDUPLICATION_ARGUMENTS
 from kvitto.broker.administration.equivalence import check_arguments, check_field, describe, type_name
-from kvitto.broker.routing import delayed
+from kvitto.broker.routing import deduplicated, delayed
 from kvitto.broker.routing.consistent_hash import ConsistentHashIndex
 from kvitto.broker.routing.delayed import DelayedIndex
-from kvitto.broker.routing.headers import HeadersIndex, identity
+from kvitto.broker.routing.headers import NOTHING_HASHED, Hashed, HeadersIndex, identity
 from kvitto.broker.routing.index import Arguments, Dest, Index
 from kvitto.broker.routing.modulus_hash import ModulusHashIndex
 from kvitto.broker.routing.random_choice import LocalRandomIndex, RandomIndex
@@ -29,6 +31,7 @@ from kvitto.wire.tables import Value
 if TYPE_CHECKING:
     from kvitto.broker.administration.policies import Policy
     from kvitto.broker.queues.delay_queue import DelayQueue
+    from kvitto.broker.queues.passage import Passage
 
 ALTERNATE = "alternate-exchange"
 ALTERNATES = (ALTERNATE, "x-alternate-exchange")
@@ -59,11 +62,11 @@ class DirectIndex(Index):
         super().__init__(arguments)
         self._keys: dict[str, dict[Dest, int]] = {}
 
-    def add(self, routing_key: str, dest: Dest, _arguments: object) -> None:
+    def add(self, routing_key: str, dest: Dest, _hashed: object) -> None:
         dests = self._keys.setdefault(routing_key, {})
         dests[dest] = dests.get(dest, 0) + 1
 
-    def remove(self, routing_key: str, dest: Dest, _arguments: object) -> None:
+    def remove(self, routing_key: str, dest: Dest, _digest: object) -> None:
         dests = self._keys[routing_key]
         dests[dest] -= 1
         if not dests[dest]:
@@ -80,14 +83,20 @@ class FanoutIndex(DirectIndex):
 
     description = "Routes to all destinations"
 
-    def add(self, _routing_key: str, dest: Dest, arguments: object) -> None:
-        super().add("", dest, arguments)
+    def add(self, _routing_key: str, dest: Dest, hashed: object) -> None:
+        super().add("", dest, hashed)
 
-    def remove(self, _routing_key: str, dest: Dest, arguments: object) -> None:
-        super().remove("", dest, arguments)
+    def remove(self, _routing_key: str, dest: Dest, digest: object) -> None:
+        super().remove("", dest, digest)
 
     def route(self, _routing_key: str, properties: object) -> Collection[Dest]:
         return super().route("", properties)
+
+
+class DeduplicatingIndex(FanoutIndex):
+    """The type x-message-deduplication. What compares the messages is the passage of the exchange (queues/passage.py)."""
+
+    description = "Drops messages whose deduplication key is known, and routes the others to all destinations"
 
 
 class DelayedMessageIndex(DelayedIndex):
@@ -119,6 +128,7 @@ TYPES: dict[str, type[Index]] = {
     "x-modulus-hash": ModulusHashIndex,
     "x-random": RandomIndex,
     delayed.DELAYED_MESSAGE: DelayedMessageIndex,
+    deduplicated.TYPE: DeduplicatingIndex,
     "x-recent-history": RecentHistoryIndex,
 }
 """All exchange types, by the name that a declaration gives."""
@@ -159,6 +169,8 @@ class Exchange:
         """Whether messages with the header x-delay wait before they are routed."""
         self.waiting: DelayQueue | None = None
         """The queue of messages that wait, if the exchange delays or has delayed (administration/delaying.py)."""
+        self.passage: Passage | None = None
+        """The hidden queue by which messages come to the exchange, if it deduplicates (administration/passing.py)."""
         self.take_policy(None)
         self._bindings: dict[Dest, dict[tuple[str, bytes], Binding]] = {}
 
@@ -191,17 +203,18 @@ class Exchange:
         """Add a binding. Returns False if it exists already. Raises ChannelError 406 for arguments that the type cannot use."""
         self.index.check_binding(routing_key, arguments)
         own = self._bindings.setdefault(dest, {})
-        key = (routing_key, identity(arguments))
+        hashed = Hashed(arguments) if arguments else NOTHING_HASHED
+        key = (routing_key, hashed.digest)
         if key in own:
             return False
         own[key] = Binding(self, dest, routing_key, arguments)
-        self.index.add(routing_key, dest, arguments)
+        self.index.add(routing_key, dest, hashed)
         return True
 
-    def has(self, dest: Dest, routing_key: str, arguments: dict[str, Value]) -> bool:
-        """Whether there is a binding that is equal to this one."""
+    def has(self, dest: Dest, routing_key: str, digest: bytes) -> bool:
+        """Whether there is a binding with arguments of this digest."""
         own = self._bindings.get(dest)
-        return own is not None and (routing_key, identity(arguments)) in own
+        return own is not None and (routing_key, digest) in own
 
     @property
     def steps(self) -> int:
@@ -219,12 +232,13 @@ class Exchange:
     def unbind(self, dest: Dest, routing_key: str, arguments: dict[str, Value]) -> Binding | None:
         """Remove the binding and return it as it was made. Returns None if there is no such binding."""
         own = self._bindings.get(dest, {})
-        binding = own.pop((routing_key, identity(arguments)), None)
+        digest = identity(arguments)
+        binding = own.pop((routing_key, digest), None)
         if binding is None:
             return None
         if not own:
             del self._bindings[dest]
-        self.index.remove(routing_key, dest, binding.arguments)
+        self.index.remove(routing_key, dest, digest)
         return binding
 
     def last_dest(self) -> Dest | None:
@@ -234,10 +248,10 @@ class Exchange:
     def pop(self, dest: Dest) -> Binding:
         """Remove the last binding to `dest`. There must be one."""
         own = self._bindings[dest]
-        _, binding = own.popitem()
+        (_, digest), binding = own.popitem()
         if not own:
             del self._bindings[dest]
-        self.index.remove(binding.routing_key, dest, binding.arguments)
+        self.index.remove(binding.routing_key, dest, digest)
         return binding
 
     def leads_to(self, dest: Dest) -> bool:
@@ -276,6 +290,18 @@ def check_declare(name: str, vhost: str, type: str, arguments: Arguments) -> Non
     TYPES[type].check_exchange(thing, arguments)
 
 
+def check_deduplication(name: str, vhost: str, type: str, arguments: Arguments) -> None:
+    """Raises ChannelError 406 if a new exchange of this type cannot have its arguments for deduplication.
+
+    An exchange that an older version has stored may have them without effect.
+    """
+    try:
+        deduplicated.deduplication_of(type, arguments)
+    except InvalidArgument as error:
+        text = f"invalid arg '{error.name}' for {describe('exchange', name, vhost)}: {error.why}"
+        raise ChannelError(PRECONDITION_FAILED, text) from None
+
+
 def check_equivalent(
     exchange: Exchange, vhost: str, type: str, durable: bool, auto_delete: bool, internal: bool, arguments: Arguments
 ) -> None:
@@ -293,6 +319,8 @@ def check_equivalent(
     check_field(thing, "internal", exchange.internal, internal)
     check_arguments(thing, (ALTERNATE,), _with_one_name(exchange.arguments), _with_one_name(arguments))
     check_arguments(thing, (delayed.DELAYED_EXCHANGE, *used_arguments(type, arguments)), there, asked)
+    compared = (DEDUPLICATION,) if exchange.passage is None else DEDUPLICATION_ARGUMENTS
+    check_arguments(thing, compared, exchange.arguments, arguments)
 
 
 def _with_one_name(arguments: Arguments) -> dict[str, Value]:
@@ -309,4 +337,5 @@ def used_arguments(type: str, arguments: Arguments) -> tuple[str, ...]:
 
 def honoured_arguments(type: str, arguments: Arguments) -> tuple[str, ...]:
     """Return the names of all arguments that have an effect on an exchange of this type."""
-    return (*ALTERNATES, delayed.DELAYED_EXCHANGE, *used_arguments(type, arguments))
+    own = (*ALTERNATES, delayed.DELAYED_EXCHANGE, *used_arguments(type, arguments))
+    return (*own, *DEDUPLICATION_ARGUMENTS) if type == deduplicated.TYPE or arguments.get(DEDUPLICATION) else own

@@ -8,74 +8,40 @@ argument without a value (void) only requires that the header exists. If there i
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Generator, Hashable, Mapping
-from datetime import datetime
-from decimal import Decimal
+from collections.abc import Collection, Generator, Mapping
 from hashlib import blake2b
-from operator import itemgetter
 from sys import intern
 
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
+from kvitto.broker.routing.canonical import canonical
 from kvitto.broker.routing.index import PIECE_STEPS, Arguments, Dest, Index
 from kvitto.wire.properties import Properties
-from kvitto.wire.tables import Value
 
 MODES = ("all", "any", "all-with-x", "any-with-x")
 
 
-def comparable(value: Value) -> Hashable:
-    """Return a hashable value in place of `value`. Two such values are equal where RabbitMQ treats the originals as equal.
+class Hashed:
+    """The arguments of a binding that is made, which are read once for this: 128 KiB of them take a millisecond or two.
 
-    Numbers are equal by value (1 and 1.0), a text equals its bytes, a time equals its seconds, and True is not 1. NaN equals
-    NaN, because a binding that has it among its arguments must be found again.
+    `values` are their canonical values, by name, and `digest` is equal for equal arguments. Only the digest is kept for long, since a
+    binding may have a thousand arguments.
     """
-    match value:
-        case bool():
-            return (bool, value)
-        case float() if math.isnan(value):
-            return (float, "nan")
-        case bytes():
-            return value.decode("utf-8", "surrogateescape")
-        case datetime():
-            return int(value.timestamp())
-        case Decimal():
-            return (Decimal, value.as_tuple())
-        case list():
-            return (list, tuple(comparable(v) for v in value))
-        case dict():
-            return (dict, frozenset((k, comparable(v)) for k, v in value.items()))
-    return value
+
+    __slots__ = ("arguments", "digest", "values")
+
+    def __init__(self, arguments: Arguments) -> None:
+        self.arguments = arguments
+        self.values = {name: canonical(value) for name, value in arguments.items()}
+        self.digest = blake2b(canonical(self.values), digest_size=16).digest() if arguments else b""
 
 
-def identity(arguments: Mapping[str, Value]) -> bytes:
-    """Return a digest that is equal for equal arguments. A digest is short: a binding may have a thousand arguments."""
-    if not arguments:
-        return b""
-    values = sorted((name, canonical(value)) for name, value in arguments.items())
-    return blake2b(repr(values).encode("utf-8", "surrogateescape"), digest_size=16).digest()
+NOTHING_HASHED = Hashed({})
+"""What most bindings have."""
 
 
-def canonical(value: Value) -> str:
-    """Return a text that is equal for values that RabbitMQ treats as equal."""
-    return repr(_ordered(comparable(value)))
-
-
-def _ordered(value: Hashable) -> object:
-    """Convert a comparable value so that equal values have equal texts.
-
-    No part is a text of its own: each level would escape the quotes of the level below, and double its length.
-    """
-    match value:
-        case bool():
-            return value
-        case float() if value.is_integer():
-            return int(value)
-        case (kind, frozenset() as items):
-            return (kind, sorted(((name, _ordered(item)) for name, item in items), key=itemgetter(0)))
-        case (kind, tuple() as items) if kind is list:
-            return (kind, [_ordered(item) for item in items])
-    return value
+def identity(arguments: Arguments) -> bytes:
+    """Return a digest that is equal for equal arguments."""
+    return Hashed(arguments).digest if arguments else b""
 
 
 class Pattern:
@@ -83,17 +49,18 @@ class Pattern:
 
     __slots__ = ("any", "dests", "names", "values")
 
-    def __init__(self, arguments: Mapping[str, Value]) -> None:
+    def __init__(self, hashed: Hashed) -> None:
+        arguments = hashed.arguments
         mode = str(arguments.get("x-match", "all"))
         with_x = mode.endswith("-with-x")
         self.any = mode.startswith("any")
         names = [name for name in arguments if name != "x-match" and (with_x or not name.startswith("x-"))]
         self.names = tuple(intern(name) for name in names)
-        self.values = tuple(None if arguments[name] is None else comparable(arguments[name]) for name in names)
+        self.values = tuple(None if arguments[name] is None else hashed.values[name] for name in names)
         self.dests: dict[Dest, int] = {}
 
-    def matches(self, headers: Mapping[str, Hashable]) -> bool:
-        """Whether the headers of a message match. `headers` holds comparable values."""
+    def matches(self, headers: Mapping[str, bytes]) -> bool:
+        """Whether the headers of a message match. `headers` holds canonical values."""
         wanted = zip(self.names, self.values, strict=True)
         hits = (name in headers and (value is None or headers[name] == value) for name, value in wanted)
         return any(hits) if self.any else all(hits)
@@ -121,27 +88,25 @@ class HeadersIndex(Index):
             text = f"Invalid x-match field value {mode}; expected all, any, all-with-x, or any-with-x"
             raise ChannelError(PRECONDITION_FAILED, text)
 
-    def add(self, _routing_key: str, dest: Dest, arguments: Arguments) -> None:
-        key = identity(arguments)
-        pattern = self._patterns.get(key)
+    def add(self, _routing_key: str, dest: Dest, hashed: Hashed) -> None:
+        pattern = self._patterns.get(hashed.digest)
         if pattern is None:
-            pattern = self._patterns[key] = Pattern(arguments)
+            pattern = self._patterns[hashed.digest] = Pattern(hashed)
             self.steps += 1 + len(pattern.names)
         pattern.dests[dest] = pattern.dests.get(dest, 0) + 1
 
-    def remove(self, _routing_key: str, dest: Dest, arguments: Arguments) -> None:
-        key = identity(arguments)
-        pattern = self._patterns[key]
+    def remove(self, _routing_key: str, dest: Dest, digest: bytes) -> None:
+        pattern = self._patterns[digest]
         dests = pattern.dests
         dests[dest] -= 1
         if not dests[dest]:
             del dests[dest]
         if not dests:
-            del self._patterns[key]
+            del self._patterns[digest]
             self.steps -= 1 + len(pattern.names)
 
     def search(self, _routing_key: str, properties: Properties) -> Generator[bool, None, Collection[Dest]]:
-        values = {name: comparable(value) for name, value in (properties.headers or {}).items()}
+        values = {name: canonical(value) for name, value in (properties.headers or {}).items()}
         matched: dict[Dest, None] = {}
         cost, left = len(values), PIECE_STEPS
         for pattern in tuple(self._patterns.values()) if self.steps > PIECE_STEPS else self._patterns.values():

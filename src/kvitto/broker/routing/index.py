@@ -9,10 +9,13 @@ each index anew from the definitions of the exchange and its bindings, so an ind
 from __future__ import annotations
 
 from collections.abc import Collection, Generator, Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from kvitto.wire.properties import Properties
 from kvitto.wire.tables import Value
+
+if TYPE_CHECKING:
+    from kvitto.broker.routing.headers import Hashed
 
 Dest = Any
 """Where a binding leads: a queue or an exchange, hashed by identity."""
@@ -38,7 +41,7 @@ def at_once(steps: Generator[bool, None, T]) -> T:
 
 
 class Index:
-    """The bindings of one exchange. One `remove` with the same arguments undoes one `add`.
+    """The bindings of one exchange. One `remove` with the digest of the arguments undoes one `add`.
 
     A type implements `route`, or `search` if finding the destinations may take long.
     """
@@ -67,12 +70,12 @@ class Index:
     def check_binding(self, routing_key: str, arguments: Arguments, /) -> None:
         """Raise ChannelError 406 for a binding that this type cannot use."""
 
-    def add(self, routing_key: str, dest: Dest, arguments: Arguments, /) -> None:
-        """Add a binding that `check_binding` has accepted."""
+    def add(self, routing_key: str, dest: Dest, hashed: Hashed, /) -> None:
+        """Add a binding that `check_binding` has accepted. `hashed` are its arguments and their digest."""
         raise NotImplementedError
 
-    def remove(self, routing_key: str, dest: Dest, arguments: Arguments, /) -> None:
-        """Remove a binding that was added."""
+    def remove(self, routing_key: str, dest: Dest, digest: bytes, /) -> None:
+        """Remove a binding that was added. `digest` is that of its arguments."""
         raise NotImplementedError
 
     def route(self, routing_key: str, properties: Properties, /) -> Collection[Dest]:

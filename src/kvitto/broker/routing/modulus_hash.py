@@ -6,9 +6,8 @@ move, which suits a fixed number of queues. Keys and arguments of bindings have 
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Collection
-from itertools import accumulate
 
 import xxhash
 
@@ -16,41 +15,27 @@ from kvitto.broker.routing.index import Arguments, Dest, Index, name_of
 
 
 class ModulusHashIndex(Index):
-    """The destinations of a modulus hash exchange, ordered by name: each counts once for each of its bindings, as with RabbitMQ."""
+    """The destinations of a modulus hash exchange, ordered by name. As with RabbitMQ, each counts once for each of its bindings."""
 
     description = "Routes to one destination by the hash of the routing key modulo their number"
     first_key_only = True
 
     def __init__(self, arguments: Arguments) -> None:
         super().__init__(arguments)
-        self._names: list[str] = []
         self._dests: list[Dest] = []
-        self._counts: list[int] = []
-        """How many bindings each destination has."""
-        self._ends: list[int] = []
-        """How many bindings each destination and those before it have together; empty until a message has to be routed."""
 
-    def add(self, _routing_key: str, dest: Dest, _arguments: object) -> None:
-        at = bisect_left(self._names, name_of(dest))
-        if self._names[at : at + 1] == [name_of(dest)]:
-            self._counts[at] += 1
-        else:
-            self._names.insert(at, name_of(dest))
-            self._dests.insert(at, dest)
-            self._counts.insert(at, 1)
-        self._ends = []
+    def add(self, _routing_key: str, dest: Dest, _hashed: object) -> None:
+        self._dests.insert(self._behind(dest), dest)
 
-    def remove(self, _routing_key: str, dest: Dest, _arguments: object) -> None:
-        at = bisect_left(self._names, name_of(dest))
-        self._counts[at] -= 1
-        if not self._counts[at]:
-            del self._names[at], self._dests[at], self._counts[at]
-        self._ends = []
+    def remove(self, _routing_key: str, dest: Dest, _digest: object) -> None:
+        del self._dests[self._behind(dest) - 1]
+
+    def _behind(self, dest: Dest) -> int:
+        """Return the index behind the last entry of a destination, or the index at which its first one belongs."""
+        return bisect_right(self._dests, name_of(dest), key=name_of)
 
     def route(self, routing_key: str, _properties: object) -> Collection[Dest]:
         if not self._dests:
             return ()
-        if not self._ends:
-            self._ends = list(accumulate(self._counts))
         lot = xxhash.xxh3_64_intdigest(routing_key.encode("utf-8", "surrogateescape"))
-        return (self._dests[bisect_right(self._ends, lot % self._ends[-1])],)
+        return (self._dests[lot % len(self._dests)],)

@@ -26,11 +26,11 @@ class RandomIndex(Index):
         self._places: dict[Dest, set[int]] = {}
         self._random = Random().random
 
-    def add(self, _routing_key: str, dest: Dest, _arguments: object) -> None:
+    def add(self, _routing_key: str, dest: Dest, _hashed: object) -> None:
         self._places.setdefault(dest, set()).add(len(self._bound))
         self._bound.append(dest)
 
-    def remove(self, _routing_key: str, dest: Dest, _arguments: object) -> None:
+    def remove(self, _routing_key: str, dest: Dest, _digest: object) -> None:
         """Remove one place of the destination. The last place of all moves there."""
         at, end = self._places[dest].pop(), len(self._bound) - 1
         last = self._bound.pop()

@@ -51,10 +51,10 @@ class RecentHistoryIndex(Index):
             text = f"Invalid argument {said}, '{LENGTH}' must be a positive integer"
             raise ChannelError(PRECONDITION_FAILED, text)
 
-    def add(self, _routing_key: str, dest: Dest, _arguments: object) -> None:
+    def add(self, _routing_key: str, dest: Dest, _hashed: object) -> None:
         self._dests[dest] = self._dests.get(dest, 0) + 1
 
-    def remove(self, _routing_key: str, dest: Dest, _arguments: object) -> None:
+    def remove(self, _routing_key: str, dest: Dest, _digest: object) -> None:
         self._dests[dest] -= 1
         if not self._dests[dest]:
             del self._dests[dest]

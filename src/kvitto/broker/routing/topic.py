@@ -69,7 +69,7 @@ class TopicIndex(Index):
         super().__init__(arguments)
         self._root = Node()
 
-    def add(self, pattern: str, dest: Dest, _arguments: object) -> None:
+    def add(self, pattern: str, dest: Dest, _hashed: object) -> None:
         node = self._root
         for word in pattern_words(pattern):
             found = node.find(word)
@@ -79,7 +79,7 @@ class TopicIndex(Index):
             node = found
         node.dests[dest] = node.dests.get(dest, 0) + 1
 
-    def remove(self, pattern: str, dest: Dest, _arguments: object) -> None:
+    def remove(self, pattern: str, dest: Dest, _digest: object) -> None:
         """Undo one `add`, and remove nodes that are no longer needed."""
         words = pattern_words(pattern)
         path = [self._root]

@@ -32,23 +32,36 @@ Walk = Generator[bool, None, "Found"]
 class Found:
     """`queues` holds each queue once. `dynamic`: they depend on the message's properties and cannot be cached. `cost`: the steps taken.
 
-    `histories`: hidden queues of exchanges on the way, which get the message, too, and do not count.
+    `histories`: hidden queues of exchanges on the way, which get the message, too, and do not count. `steps`: the most that the search
+    could have taken. `exchanges`: those that the message has come by.
     """
 
     queues: list[Dest]
     histories: list[Dest]
     dynamic: bool
     cost: int
+    steps: int
+    exchanges: set[Exchange]
 
 
 def walk(
-    exchange: Exchange, keys: Sequence[str], properties: Properties, lookup: Lookup, steps_max: int | None
+    exchange: Exchange,
+    keys: Sequence[str],
+    properties: Properties,
+    lookup: Lookup,
+    steps_max: int | None,
+    leaving: Exchange | None = None,
+    through: bool = False,
 ) -> Walk:
     """Find the queues that a message reaches.
 
     If no key matches at an exchange, its alternate exchange is asked, if that exists. This holds for exchanges on the way, too. Each
     exchange is asked once, so cycles end. Raises ChannelError 406 if the search could take more than `steps_max` steps; None stands
     for no limit.
+
+    An exchange that deduplicates takes a message into its passage, if a queue behind it would get the message now (broker/queues/
+    passage.py). `leaving`: the exchange whose hidden queue the message leaves. It takes no message a second time, and neither does one
+    from which the message would come back to it: otherwise messages could run in circles. `through`: no exchange takes it.
     """
     steps, cost, left = 0, 0, PIECE_STEPS
     seen, waiting = {exchange}, [exchange]
@@ -57,6 +70,15 @@ def walk(
     dynamic = False
     while waiting:
         current = waiting.pop()
+        if current.passage is not None and current is not leaving and not through:
+            rest_max = None if steps_max is None else max(steps_max - steps, 0)
+            behind = yield from walk(current, keys, properties, lookup, rest_max, through=True)
+            steps, cost = steps + behind.steps, cost + behind.cost
+            dynamic = dynamic or behind.dynamic
+            if leaving not in behind.exchanges:
+                if behind.queues or behind.histories:
+                    queues[current.passage] = None
+                continue
         index = current.index
         dynamic = dynamic or index.needs_properties
         asked = keys[:1] if index.first_key_only else keys
@@ -97,4 +119,4 @@ def walk(
             if len(part) == PIECE_STEPS:
                 yield True
     in_use = [q for q in queues if not q.deleted or q.fault is not None]
-    return Found(in_use, [q for q in histories if not q.deleted], dynamic, cost)
+    return Found(in_use, [q for q in histories if not q.deleted], dynamic, cost, steps, seen)

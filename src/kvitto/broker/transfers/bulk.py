@@ -94,6 +94,21 @@ class Bulk:
             if self.cost.spend(cost):
                 yield
 
+    def put_run(self, queues: Collection[Queue], source: Batch, i: int, n: int, size: int) -> Iterator[None]:
+        """Put n messages from index i of another batch, which take `size` bytes, into the batch of each of these queues.
+
+        They have neither flags nor a time to live, and no property that matters to a queue.
+        """
+        self.grow(size * len(queues))
+        cost = (n >> 3) + (size >> BYTES_SHIFT)
+        for queue in queues:
+            batch = self.batches.get(queue)
+            if batch is None:
+                batch = self.batches[queue] = Batch()
+            source.copy_to(batch, i, n)
+            if self.cost.spend(COPY_COST + cost):
+                yield
+
     def keep_room(self) -> Iterator[None]:
         """Reserve room in each queue for its batch. Raises ChannelError 406 if a queue has no room for all of it."""
         for queue, batch in self.batches.items():

@@ -107,10 +107,11 @@ class Parcel:
         key, props, body, _, ttl_ms, flags = letter
         appends = [Append(t.log.queue_id, key, props, body, ttl_ms, flags) for t in targets if t.log.durable]
         direct = [(t, key, props, body, ttl_ms, flags) for t in targets if not t.log.durable]
+        settles = [Settle(queue.log.queue_id, offset, 1, DEAD_LETTERED)]
         # all that may raise comes before this: an exception must not leave half a move in the record
         self.record.appends += appends
         self.direct += direct
-        self.record.settles.append(Settle(queue.log.queue_id, offset, 1, DEAD_LETTERED))
+        self.record.settles += settles
         for target in targets:
             self.room.keep(target, 1, len(body))
         self.size += weight(key, props, body) * len(targets)

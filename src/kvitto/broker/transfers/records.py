@@ -17,6 +17,7 @@ from kvitto.store.record import Record
 
 if TYPE_CHECKING:
     from kvitto.broker.broker import Broker
+    from kvitto.broker.queues.queue import Queue
 
 Waiting = tuple[Record, Callable[[], object], Callable[[], None]]
 
@@ -50,7 +51,7 @@ class Records:
         The messages that a record settles must be durable before the record: a replay finds them by their offsets, and after a power
         cut the offset of a lost message is given to another one. Records stay in order.
         """
-        if self._held or not self._settles_durable(record):
+        if self._held or self._not_durable(record):
             self._held += 1
             self._broker.store.commits.when_synced(lambda: self._go_on(record, done, full), messages=True)
         else:
@@ -58,16 +59,18 @@ class Records:
 
     def _go_on(self, record: Record, done: Callable[[], object], full: Callable[[], None]) -> None:
         self._held -= 1
-        if self._settles_durable(record):
+        late = self._not_durable(record)
+        if not late:
             self._write(record, done, full)
-        elif self._broker.unwritten:
-            full()
+        elif self._broker.unwritten or any(queue.fault is not None for queue in late):
+            full()  # a queue out of service never writes what it has not written yet
         else:  # the sync that has ended had begun before the messages were written
             self.write(record, done, full)
 
-    def _settles_durable(self, record: Record) -> bool:
+    def _not_durable(self, record: Record) -> list[Queue]:
+        """Return the queues with messages that the record settles and that are not durable yet."""
         queues = [(self._broker.queues.get(queue_id), end) for queue_id, end in record.ends.items()]
-        return all(queue is None or end <= queue.log.synced_end for queue, end in queues)
+        return [queue for queue, end in queues if queue is not None and end > queue.log.synced_end]
 
     def _write(self, record: Record, done: Callable[[], object], full: Callable[[], None]) -> None:
         if record.large and self._stopped:

@@ -21,6 +21,8 @@ from kvitto.broker.administration.arguments import QueueSettings
 from kvitto.broker.queues.queue import Declaration, Queue
 from kvitto.broker.queues.work_queue import WorkQueue
 from kvitto.broker.transfers.deadletter import LETTER_MAX, RECORD_BYTES, Parcel, read_properties, weight
+from kvitto.broker.transfers.in_order import fitting, in_the_way, takers, unmoved
+from kvitto.broker.transfers.stage_reading import Place, read_next
 from kvitto.broker.walls import Service
 from kvitto.format.settlement import ACKED
 from kvitto.store.batch import Batch
@@ -102,7 +104,8 @@ class Commit:
 
 class Writer:
     """`last` is the last batch whose commit is durable; that of `written` may not be durable yet. `moving`: committed stages with messages
-    that are not in their queues yet. `busy`: a record is being written or applied.
+    that are not in their queues yet. `busy`: a record is being written or applied. `owner`: the task that has claimed the writer, ""
+    if none has; only its stages are opened and committed. A restart forgets it, since it ends all connections.
     """
 
     def __init__(self, name: Name, last: int = NONE) -> None:
@@ -112,6 +115,8 @@ class Writer:
         self.waiting: deque[Commit] = deque()
         self.moving: deque[Stage] = deque()
         self.busy = False
+        self.owner = ""
+        self.claimed_ms = 0
 
     @property
     def value(self) -> dict[str, Any]:
@@ -120,7 +125,13 @@ class Writer:
     @property
     def idle(self) -> bool:
         """Whether nothing of the writer has to be kept."""
-        return self.written == NONE and not (self.open or self.waiting or self.moving)
+        return self.written == NONE and not (self.owner or self.open or self.waiting or self.moving)
+
+    def check(self, task: str) -> None:
+        """Raise ChannelError 406 if another task has claimed the writer."""
+        if self.owner not in ("", task):
+            text = f"writer '{self.name[1]}' was claimed by task '{self.owner}', not by '{task}'"
+            raise ChannelError(PRECONDITION_FAILED, text)
 
     def has(self, batch: int) -> bool:
         """Whether this batch or a later one is committed, or about to be."""
@@ -137,6 +148,7 @@ class Stages(Service):
         self.writers: dict[Name, Writer] = {}
         self.due: dict[Name, None] = {}
         """Writers that may have messages to move."""
+        self._place = Place()
         self._looking = False
 
     @property
@@ -148,10 +160,10 @@ class Stages(Service):
     def open(self, vhost: VHost, name: str, batch: int, task: str) -> Stage:
         """Open an empty stage, which replaces one of the same name. It is closed if the batch was committed. Raises ChannelError 406."""
         self._check(name, batch)
-        if not task or "\n" in task:
-            raise ChannelError(PRECONDITION_FAILED, "a task needs a name without newlines")
+        self._check_task(task)
         self.broker.check_queues(name_of((vhost.name, name, batch, task)), vhost.name)
         writer = self._writer(vhost, name)
+        writer.check(task)
         key = (vhost.name, name, batch, task)
         if writer.has(batch):
             return self._closed(vhost, key)
@@ -166,6 +178,23 @@ class Stages(Service):
         self._look_later()
         return stage
 
+    def claim(self, vhost: VHost, name: str, task: str, done: Callable[[int], None]) -> None:
+        """From now on open and commit stages of this task only. Call `done` with the last batch when all commits that came before are
+        durable: what an earlier task still sends has no effect. Raises ChannelError 406.
+        """
+        self._check(name)
+        self._check_task(task)
+        writer = self._writer(vhost, name)
+        writer.owner, writer.claimed_ms = task, self.broker.timers.now_ms
+        for stage in writer.open.values():
+            self._drop(stage)
+        writer.open.clear()
+        self._look_later()
+        if writer.waiting:
+            writer.waiting[-1].done.append(lambda _: done(writer.last))
+        else:
+            self.broker.store.when_defined(lambda: done(writer.last), announced=True)
+
     def last(self, vhost: VHost, name: str) -> int:
         """Return the last batch whose commit is durable, or NONE."""
         found = self.writers.get((vhost.name, name))
@@ -177,13 +206,15 @@ class Stages(Service):
         """
         self._check(name, batch)
         writer = self._writer(vhost, name)
+        tasks = list(dict.fromkeys(tasks))
+        for task in tasks or [""]:
+            writer.check(task)
         if writer.has(batch):
             if writer.waiting:
                 writer.waiting[-1].done.append(lambda _: done(False))
             else:
                 self.broker.store.when_defined(lambda: done(False), announced=True)
             return
-        tasks = list(dict.fromkeys(tasks))
         missing = next((task for task in tasks if (batch, task) not in writer.open), None)
         if missing is not None:
             if writer.idle:
@@ -224,7 +255,12 @@ class Stages(Service):
             self.broker.undefine("writer", writer.name)
 
     @staticmethod
-    def _check(name: str, batch: int) -> None:
+    def _check_task(task: str) -> None:
+        if not task or "\n" in task:
+            raise ChannelError(PRECONDITION_FAILED, "a task needs a name without newlines")
+
+    @staticmethod
+    def _check(name: str, batch: int = 0) -> None:
         if not name:
             raise ChannelError(PRECONDITION_FAILED, "a writer needs a name")
         if batch == NONE:
@@ -368,11 +404,10 @@ class Stages(Service):
     def _again(self, name: Name) -> None:
         self.due[name] = None
 
-    @staticmethod
-    def _is_read(stage: Stage) -> bool:
+    def _is_read(self, stage: Stage) -> bool:
         """Continue to read the next message of a stage, which takes several turns if it is large. Returns True if it can be moved now."""
         if stage.reading is None:
-            stage.reading = read_next(stage)
+            stage.reading = read_next(stage, *unmoved(stage.queue, 0), self._place)
         for _ in range(SLICES_PER_TURN):
             if next(stage.reading, LAST) is LAST:
                 stage.reading = None
@@ -394,9 +429,9 @@ class Stages(Service):
                 key, props, _, flags = batch.parts(i)
                 message = (key, props, stage.body[1], flags)
                 put = self._put_large if n else self._put_special
+                stage.body = None  # if a queue is full, it is read again when that has room: many stages may wait
                 if not put(parcel, vhost, message):
                     return at, True
-                stage.body = None
                 settles.append(Settle(stage.queue.log.queue_id, offset, 1, ACKED))
                 return offset + 1, False
             if n == 0:
@@ -419,7 +454,7 @@ class Stages(Service):
         queue, window = stage.queue, stage.window
         if queue.deleted:
             return None
-        offset, end = self.unmoved(queue, at)
+        offset, end = unmoved(queue, at)
         while offset < end:
             batch = window.batch
             if not batch.first <= offset < batch.first + batch.count:
@@ -430,15 +465,8 @@ class Stages(Service):
             if offset >= batch.first:
                 return batch, offset, min(end, batch.first + batch.count) - offset
             # the messages in between were lost to damage, and the store has raised the alarm
-            offset, end = self.unmoved(queue, batch.first)
+            offset, end = unmoved(queue, batch.first)
         return None
-
-    @staticmethod
-    def unmoved(queue: WorkQueue, at: int) -> tuple[int, int]:
-        for start, n in queue.backlog.requeued:
-            if start + n > at:
-                return max(start, at), start + n
-        return max(queue.cursor, at), queue.log.synced_end
 
     def _put_run(self, parcel: Parcel, vhost: VHost, batch: Batch, i: int, n: int, runs: dict[Queue, Batch]) -> int:
         """Put messages with one key into the parcel. Returns how many: 0 if a queue is full, or if others must be moved first."""
@@ -544,22 +572,7 @@ class Stages(Service):
                 LETTER_MAX,
             )
             return []
-        takers = []
-        for queue in queues:
-            if not (queue.limited and queue.rejects):
-                takers.append(queue)
-            elif queue.settings.max_length == 0 or 0 <= queue.settings.max_bytes < body_len:
-                log.warning(
-                    "queue '%s' in vhost '%s' can never take a committed message of %d bytes, it is dropped",
-                    queue.name,
-                    queue.vhost.name,
-                    body_len,
-                )
-            elif queue.refuses(1, body_len):
-                return None
-            else:
-                takers.append(queue)
-        return takers
+        return None if in_the_way(queues, body_len) is not None else takers(queues, body_len, "a committed message")
 
     def _write(self, writer: Writer, stage: Stage, parcel: Parcel, end: int) -> None:
         writer.busy = True
@@ -581,7 +594,7 @@ class Stages(Service):
     # -- stages that nobody wants ----------------------------------------------------------------------------
 
     def _look_later(self) -> None:
-        if not self._looking and any(writer.open for writer in self.writers.values()):
+        if not self._looking and any(writer.open or writer.owner for writer in self.writers.values()):
             self._looking = True
             self.broker.timers.after(LOOK_MS, self._look)
 
@@ -595,32 +608,8 @@ class Stages(Service):
                 elif now_ms - stage.used_ms > FORGOTTEN_MS:
                     log.warning("%s has not been committed for a day, it is dropped", stage.name)
                     self._drop(writer.open.pop(key))
+            if writer.owner and now_ms - writer.claimed_ms > FORGOTTEN_MS and not writer.open:
+                writer.owner = ""
             if writer.idle:
                 self.writers.pop(writer.name)
         self._look_later()
-
-
-def read_next(stage: Stage) -> Iterator[object]:
-    """Read the next message of a stage, if it is large: check its batch, then read its body."""
-    queue, window = stage.queue, stage.window
-    offset, end = Stages.unmoved(queue, 0)
-    if queue.deleted or offset >= end:
-        return
-    if not window.holds(offset):
-        loaded = yield from queue.log.reader.load_steps(window, offset)
-        if not loaded:
-            return
-    window.patient = True
-    body = window.batch.stored
-    if body is not None and (stage.body is None or stage.body[0] != window.batch.first):
-        stage.body = None
-        stage.body = window.batch.first, (yield from body.take())
-
-
-def fitting(batch: Batch, i: int, n: int, room: int) -> tuple[int, int]:
-    """Return how many of the n messages from i on fit into `room` bytes, at least one, and their size."""
-    size = batch.run_bytes(i, n)
-    while n > 1 and size > room:
-        n = max(1, min(n - 1, n * room // size))
-        size = batch.run_bytes(i, n)
-    return n, size

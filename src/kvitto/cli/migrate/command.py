@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import logging
+import os
 import re
+import signal
 import sys
+from types import FrameType
 from typing import Any
-from urllib.parse import quote, urlsplit
 
 from kvitto.base.table import printable
-from kvitto.cli.management import REFUSED, USAGE, Failure, Management
-from kvitto.cli.migrate.moving import Mover
-from kvitto.cli.migrate.plan import Broker, Item, Plan, make_plan, post_definitions
+from kvitto.cli.management import REFUSED, USAGE, Failure
+from kvitto.cli.migrate.brokers import read_broker
+from kvitto.cli.migrate.moving import END_S, Mover
+from kvitto.cli.migrate.plan import Plan, make_plan, post_definitions
 from kvitto.cli.migrate.report import Progress, as_json, planned, summary
-from kvitto.client.uri import parse_uri
+from kvitto.cli.options import path
 from kvitto.shovel.carry import Pace
 
 INTERRUPTED = 130
@@ -34,10 +38,13 @@ def add_parser(commands: Any) -> None:
         epilog="Run the same command again after any interruption: it goes on where it was.",
     )
     add = parser.add_argument
-    add("old", metavar="URI", help="amqp://user:password@host:port[/vhost]; without a path all virtual hosts")
+    add("old", metavar="URI", help="amqp://user@host:port[/vhost]; without a path all virtual hosts")
     add("--to", required=True, metavar="URI", help="the new broker, in the same form")
     add("--source-api", metavar="URL", help="management API of the old broker (default: port 15672 of its host)")
     add("--target-api", metavar="URL", help="management API of the new broker (default: port 15672 of its host)")
+    for side, which in (("source", "old"), ("target", "new")):
+        text = f"file with the password for the {which} broker, in place of one in the URI (or $KVITTO_{side.upper()}_PASS)"
+        add(f"--{side}-pass-file", type=path, metavar="FILE", help=text)
     add("--queues", metavar="PATTERN", default="", help="messages of queues that match this regular expression only")
     add("--rate", type=rate, default=0.0, metavar="N", help="at most N messages per second, over all queues")
     add(
@@ -71,8 +78,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    source = broker("old", args.old, "--source-api", args.source_api)
-    target = broker("--to", args.to, "--target-api", args.target_api)
+    source = read_broker("old", "source", args.old, args.source_api, args.source_pass_file, os.environ)
+    target = read_broker("--to", "target", args.to, args.target_api, args.target_pass_file, os.environ)
     if (source.address.host, source.address.port, source.vhost) == (
         target.address.host,
         target.address.port,
@@ -100,27 +107,32 @@ def _run(args: argparse.Namespace) -> int:
 
 
 async def _move(plan: Plan, args: argparse.Namespace) -> None:
+    heed_second_interrupt()
     with Progress(plan) as progress:
-
-        def loaded(item: Item) -> None:
-            progress(item)
-
-        await Mover(plan, Pace(args.rate), args.ttl == "timestamp", loaded).run()
+        await Mover(plan, Pace(args.rate), args.ttl == "timestamp", progress, progress.waits).run()
 
 
-def broker(which: str, uri: str, option: str, url: str | None) -> Broker:
-    """Return one of the two brokers from its URI, and the URL of its management API."""
-    try:
-        address = parse_uri(uri)
-    except ValueError as error:
-        raise Failure(USAGE, f"{which}: {error}") from None
-    vhost = address.vhost if urlsplit(uri).path not in ("", "/") else None
-    if url is None:
-        scheme, port = ("https", 15671) if address.tls else ("http", 15672)
-        login = f"{quote(address.user, safe='')}:{quote(address.password, safe='')}"
-        host = f"[{address.host}]" if ":" in address.host else address.host
-        url = f"{scheme}://{login}@{host}:{port}"
-    elif "@" not in url and "//" in url:
-        scheme, _, rest = url.partition("//")
-        url = f"{scheme}//{quote(address.user, safe='')}:{quote(address.password, safe='')}@{rest}"
-    return Broker(uri, address, vhost, Management(url, option))
+def heed_second_interrupt() -> None:
+    """Let a second SIGINT end the process at once. The first one is asyncio's, which cancels the task that runs now. It stays ignored if
+    it is: a shell has programs in its background do so.
+    """
+    first = signal.getsignal(signal.SIGINT)
+
+    def interrupted(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, at_once)
+        say(f"interrupted, closes its connections, which takes {END_S:g} s at most; Ctrl-C ends it at once")
+        assert callable(first)
+        first(number, frame)
+
+    def at_once(number: int, frame: FrameType | None) -> None:
+        say("ended at once; run the same command again to go on")
+        os._exit(INTERRUPTED)
+
+    if callable(first):
+        signal.signal(signal.SIGINT, interrupted)
+
+
+def say(text: str) -> None:
+    """Write a line on stderr, from a signal handler: a file object may be in use."""
+    with contextlib.suppress(OSError):
+        os.write(2, ("\n" * os.isatty(2) + f"kvitto migrate: {text}\n").encode())

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import random
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import kvitto
 from kvitto.cli.migrate.plan import TEMPORARY, Item, Plan
+from kvitto.cli.migrate.routes import Known
 from kvitto.client.aio import Channel, Connection, Exchange, PublishFailed, Queue
 from kvitto.client.errors import AMQPError, ChannelClosed, ConnectFailed, ConsumerCancelled
 from kvitto.shovel.carry import Pace, carry
 from kvitto.shovel.load import LOAD_BYTES, UNSURE_MAX, Dress, Load, Refused
+from kvitto.shovel.marked import MarkedTarget
 from kvitto.shovel.pair import Pair, open_pair
 from kvitto.shovel.ranges import RangeSource, group_of
 from kvitto.shovel.sources import stream_end
-from kvitto.shovel.targets import StageTarget
+from kvitto.shovel.targets import StageTarget, why_blocked
 
 BACKOFF_S, BACKOFF_MAX_S = 0.2, 5.0
 PATIENCE_S = 600.0
@@ -26,46 +30,79 @@ STILL_S = 5.0
 """A queue that has messages and gives none for so long gives them to somebody else."""
 ARRIVE_S = 30.0
 """The time for which the target's count may be too low: Kvitto moves what was committed in pieces."""
+END_S = 2.0
+"""The longest time that the end of the connections may take."""
+BLOCKED_END_S = 0.2
+"""The same for a broker that blocks publishers: it reads nothing, so it does not answer."""
+POLL_S = 1.0
+"""The time between two looks at whether the new broker takes messages."""
+BUSY = (
+    "an earlier run is still connected to the new broker, which ends its connection later if it blocks publishers, or "
+    "another run moves this queue"
+)
 WRITER = "kvitto.migrate"
 PREFETCH = 4 * UNSURE_MAX
 
 
-class GoneOn(Exception):
-    """A broker did not come back in time."""
+class PatienceOver(Exception):
+    """A broker was away, or took no messages, for PATIENCE_S."""
+
+
+@dataclass
+class Wait:
+    """What the command waits for, and how long it still will."""
+
+    why: str
+    left_s: float
+
+    def __str__(self) -> str:
+        return f"waits, for {self.left_s:.0f} s more at most: {self.why}"
 
 
 class Mover:
     """Moves the queues of a plan one after the other, over one connection to each broker and virtual host."""
 
-    def __init__(self, plan: Plan, pace: Pace, age_from_timestamp: bool, on_load: Callable[[Item], None]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        pace: Pace,
+        age_from_timestamp: bool,
+        on_load: Callable[[Item], None],
+        on_wait: Callable[[Item, Wait], None],
+    ) -> None:
         self._plan = plan
         self._pace = pace
         self._age_from_timestamp = age_from_timestamp
         self._on_load = on_load
+        self._on_wait = on_wait
         self._connections: dict[str, tuple[Connection, Connection]] = {}
+        self._routes: dict[str, Known] = {}
         self._worked_at = time.monotonic()
 
     async def run(self) -> None:
         """Move everything. What could not be moved has its reason in the item."""
+        left = [item for item in self._plan.items if item.moves]
+        self._worked_at = time.monotonic()
         try:
-            for item in self._plan.items:
-                if item.moves:
-                    await self._move(item)
+            while left:
+                await self._move(left[0])
+                del left[0]
+        except PatienceOver as error:
+            for item in left:
+                item.problem, item.state = f"{error}; run the same command again", "left"
         finally:
             await self._close()
 
     async def _move(self, item: Item) -> None:
-        dress = Dress(
-            exchange=exchange_of(item.name), default_to=item.name, age_from_timestamp=self._age_from_timestamp
-        )
-        self._worked_at = time.monotonic()
+        dress = Dress(exchange=exchange_of(item.name), age_from_timestamp=self._age_from_timestamp)
         attempt = 0
         while True:
             before = item.tally.moved
             try:
-                await Move(item, dress, self._pace, self._on_load, self._group(item)).run(
-                    *await self._connect(item.vhost)
-                )
+                source, target = await self._connect(item.vhost)
+                self._direct(item, dress)
+                await self._patiently(Move(item, dress, self._pace, self._on_load, self._group(item)), source, target)
+                self._worked_at = time.monotonic()
                 break
             except Refused as error:
                 item.problem = str(error)
@@ -73,12 +110,10 @@ class Mover:
             except (AMQPError, OSError) as error:
                 if item.tally.moved > before:
                     attempt, self._worked_at = 0, time.monotonic()
-                problem = final(error)
-                if problem is None and time.monotonic() - self._worked_at > PATIENCE_S:
-                    problem = f"no progress for {PATIENCE_S:g} s: {error}; run the same command again"
-                if problem is not None:
-                    item.problem = problem
+                item.problem = final(error) or ""
+                if item.problem:
                     break
+                self._waits(item, str(error))
                 item.tally.interrupted()
                 await self._close()
                 await asyncio.sleep(min(BACKOFF_S * 2**attempt, BACKOFF_MAX_S) * random.uniform(0.5, 1.0))
@@ -87,6 +122,43 @@ class Mover:
             item.state = "left"
             await self._close()
         explain(item, dress)
+
+    async def _patiently(self, move: Move, source: Connection, target: Connection) -> None:
+        """Move the messages of a queue. While the new broker takes none, say why."""
+        item, start = move.item, move.item.tally.moved
+        moved, refused = start, 0
+        task = asyncio.ensure_future(move.run(source, target))
+        try:
+            while not (await asyncio.wait([task], timeout=POLL_S))[0]:
+                self._direct(item, move.dress)
+                why = move.waits or why_blocked(target)
+                # each attempt begins with nothing refused, and with no reason to wait: that alone is no progress
+                if item.tally.moved > moved or 0 < move.refused < refused or (moved > start and not why):
+                    self._worked_at = time.monotonic()
+                moved, refused = item.tally.moved, move.refused
+                if why:
+                    self._waits(item, why)
+        except BaseException:
+            task.cancel()
+            await (
+                self._close()
+            )  # the task waits for answers at its end, too, which a broker that blocks publishers does not give
+            await asyncio.wait([task], timeout=END_S)
+            if task.done() and not task.cancelled():
+                task.exception()  # asyncio would print one that nobody has asked for
+            raise
+        task.result()
+
+    def _direct(self, item: Item, dress: Dress) -> None:
+        """Let messages keep the exchanges that lead to their queue only, as the new broker's bindings are now."""
+        dress.direct = {("", item.name)} | self._routes[item.vhost].to(item.name)
+
+    def _waits(self, item: Item, why: str) -> None:
+        """Tell the user what the command waits for. Raise PatienceOver if it has waited too long."""
+        left_s = self._worked_at + PATIENCE_S - time.monotonic()
+        if left_s < 0:
+            raise PatienceOver(f"no progress for {PATIENCE_S:g} s: {why}")
+        self._on_wait(item, Wait(why, left_s))
 
     def _group(self, item: Item) -> str:
         """Return the name under which a queue is reserved: another one for each new broker."""
@@ -97,38 +169,58 @@ class Mover:
     async def _connect(self, vhost: str) -> tuple[Connection, Connection]:
         if vhost not in self._connections:
             await self._close()
+            wanted = self._plan.target_vhost(vhost)
+            self._routes = {vhost: Known(self._plan.target.api, wanted)}
+            await self._routes[vhost].ask()
             source = await kvitto.connect(self._plan.source.uri_of(vhost), name="kvitto migrate", reconnect=False)
             try:
-                uri = self._plan.target.uri_of(self._plan.target_vhost(vhost))
+                uri = self._plan.target.uri_of(wanted)
                 target = await kvitto.connect(uri, name="kvitto migrate", reconnect=False)
             except BaseException:
-                await source.close()
+                await end(source)
                 raise
             self._connections[vhost] = source, target
         return self._connections[vhost]
 
     async def _close(self) -> None:
         connections, self._connections = self._connections, {}
-        for pair in connections.values():
-            for connection in pair:
-                await connection.close()
+        await asyncio.gather(*(end(each) for pair in connections.values() for each in pair))
+
+
+async def end(connection: Connection) -> None:
+    """Close a connection, which ends in any case."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(END_S if connection.blocked is None else BLOCKED_END_S):
+            await connection.close()
 
 
 class Move:
     """One attempt at one queue, over two connections that live."""
 
     def __init__(self, item: Item, dress: Dress, pace: Pace, on_load: Callable[[Item], None], group: str) -> None:
+        self.item = item
         self._group = group
-        self._item = item
-        self._dress = dress
+        self._pair: Pair | None = None
+        self.dress = dress
         self._pace = pace
         self._on_load = on_load
 
+    @property
+    def waits(self) -> str:
+        """Why the new broker takes no messages now, "" if it does."""
+        return self._pair.target.waits if self._pair is not None else ""
+
+    @property
+    def refused(self) -> int:
+        """The number of messages that the new broker has refused for now."""
+        return self._pair.target.refused if self._pair is not None else 0
+
     async def run(self, source: Connection, target: Connection) -> None:
-        item = self._item
+        item = self.item
         if not item.stream and await self._count(source) == 0 and not await self._begun(target):
             item.state = "empty"
             return
+        mine = await self._alone(target)
         channel = await target.channel()
         try:
             queue = await channel.queue(item.name, passive=True)
@@ -140,11 +232,11 @@ class Move:
             item.before = queue.message_count
         exchange = await channel.exchange(exchange_of(item.name), "fanout", durable=True)
         await queue.bind(exchange)
-        pair = await open_pair(
+        self._pair = pair = await open_pair(
             source,
             target,
             item.name,
-            self._dress,
+            self.dress,
             writer=WRITER,
             group=self._group,
             stream=item.stream,
@@ -159,12 +251,28 @@ class Move:
             await pair.source.close()
             await pair.target.close()
         await channel.close()
+        await mine.delete()
+        await mine.channel.close()
+
+    async def _alone(self, target: Connection) -> Queue:
+        """Wait until the new broker has ended the connection of an earlier attempt, and with it all that is still on its way: to delete
+        the exchange of this queue, or to forget its writer, would lose or double what this attempt has committed.
+
+        The queue that says so is exclusive. Raise AMQPError as long as it is another connection's.
+        """
+        channel = await target.channel()
+        try:
+            return await channel.queue(exchange_of(self.item.name), exclusive=True)
+        except ChannelClosed as error:
+            if error.code != 405:
+                raise
+            raise AMQPError(BUSY) from error
 
     async def _begun(self, target: Connection) -> bool:
         """Whether an earlier run has ended before its last step."""
         channel = await target.channel()
         try:
-            await channel.exchange(exchange_of(self._item.name), passive=True)
+            await channel.exchange(exchange_of(self.item.name), passive=True)
         except ChannelClosed:
             return False
         await channel.close()
@@ -173,12 +281,12 @@ class Move:
     async def _count(self, source: Connection) -> int:
         channel = await source.channel()
         try:
-            return (await channel.queue(self._item.name, passive=True)).message_count
+            return (await channel.queue(self.item.name, passive=True)).message_count
         finally:
             await channel.close()
 
     async def _carry(self, source: Connection, pair: Pair) -> None:
-        item, tally = self._item, self._item.tally
+        item, tally = self.item, self.item.tally
         end = 0
         if item.stream:
             end = pair.source.next if isinstance(pair.source, RangeSource) else await stream_end(source, item.name)
@@ -204,11 +312,11 @@ class Move:
         return last is not None and await last() >= end
 
     def _loaded(self, load: Load) -> None:
-        self._on_load(self._item)
+        self._on_load(self.item)
 
     async def _compare(self, channel: Channel, exchange: Exchange, pair: Pair) -> None:
         """Compare the counts, and take away what served to move."""
-        item = self._item
+        item = self.item
         if isinstance(pair.target, StageTarget) and not await pair.target.arrived(ARRIVE_S):
             item.problem = (
                 f"messages are committed at the new broker and not in their queue after {ARRIVE_S:g} s: is it full? They"
@@ -220,6 +328,11 @@ class Move:
         await exchange.delete()
         if item.stream:
             item.notes.append("a stream keeps its messages at the old broker, too")
+            if isinstance(pair.target, MarkedTarget):
+                item.notes.append(
+                    f"queue '{pair.target.queue}' at the new broker notes how far the stream has been read, so that a later run "
+                    "brings only what is new: delete it when there will be no later run"
+                )
             return
         if isinstance(pair.target, StageTarget):
             await pair.target.forget()

@@ -7,11 +7,10 @@ import re
 import time
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import quote, urlsplit, urlunsplit
 
 from kvitto.broker.administration import inert
-from kvitto.cli.management import IMPORT_S, USAGE, Failure, Management
-from kvitto.client.uri import Address
+from kvitto.cli.management import IMPORT_S, NOT_ALLOWED, USAGE, Failure, Management
+from kvitto.cli.migrate.brokers import Broker, check_apis
 from kvitto.shovel.carry import Tally
 
 KINDS = {
@@ -31,22 +30,6 @@ SAME_START_MS = 6000
 """RabbitMQ counts its uptime every five seconds."""
 TEMPORARY = "kvitto.migrate."
 """How the names of exchanges begin that exist while the messages of a queue are moved."""
-
-
-@dataclass
-class Broker:
-    """One of the two brokers. `vhost` is None for all virtual hosts."""
-
-    uri: str
-    address: Address
-    vhost: str | None
-    api: Management
-    product: str = ""
-
-    def uri_of(self, vhost: str) -> str:
-        """Return the URI for one virtual host."""
-        parts = urlsplit(self.uri)
-        return urlunsplit(parts._replace(path="/" + quote(vhost, safe="")))
 
 
 @dataclass
@@ -97,7 +80,7 @@ def make_plan(source: Broker, target: Broker, pattern: re.Pattern[str], *, defin
     """Ask both brokers. Nothing is changed."""
     plan = Plan(source, target)
     for each in (source, target):
-        overview = each.api.get("overview")
+        overview = _overview(each)
         product = "Kvitto" if "kvitto" in overview else overview.get("product_name", "RabbitMQ")
         version = overview["kvitto"]["version"] if "kvitto" in overview else overview.get("product_version", "")
         each.product = f"{product} {version or overview.get('rabbitmq_version', '')}".strip()
@@ -105,11 +88,22 @@ def make_plan(source: Broker, target: Broker, pattern: re.Pattern[str], *, defin
         raise Failure(USAGE, "--to names a virtual host: name the one of the old broker, too")
     if target.vhost in (None, source.vhost) and _is_same(source.api, target.api):
         raise Failure(USAGE, "the old and the new broker are the same, under two addresses")
+    plan.notes += check_apis(source, target, required=messages)
     if definitions:
         _plan_definitions(plan)
     if messages:
         _plan_queues(plan, pattern)
     return plan
+
+
+def _overview(broker: Broker) -> Any:
+    try:
+        return broker.api.get("overview")
+    except Failure as failure:
+        if failure.code != NOT_ALLOWED:
+            raise
+        where = f"{broker.api.where} does not let in user '{broker.api.user}': is it the API of {broker.address}?"
+        raise Failure(NOT_ALLOWED, f"{failure}; {where}") from None
 
 
 def _is_same(one: Management, other: Management) -> bool:
@@ -254,4 +248,9 @@ def _plan_queues(plan: Plan, pattern: re.Pattern[str]) -> None:
             plan.notes.append(
                 f"exchange '{exchange['name']}' in vhost '{exchange['vhost']}' holds {exchange['messages_delayed']} delayed "
                 "messages, which AMQP cannot read: wait until they are due"
+            )
+        if exchange.get("messages_passing"):
+            plan.notes.append(
+                f"exchange '{exchange['name']}' in vhost '{exchange['vhost']}' has {exchange['messages_passing']} messages on "
+                "their way to its queues: wait until they have arrived"
             )

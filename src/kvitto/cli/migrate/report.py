@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from kvitto.base.table import printable, table
+from kvitto.cli.migrate.moving import Wait
 from kvitto.cli.migrate.plan import Item, Plan
 from kvitto.pipeline.stopping import Progress as Line
 
@@ -30,6 +31,10 @@ class Progress:
             f"[{bar:<20}] {moved:,} of {total:,} messages, {moved / seconds:,.0f}/s, "
             f"queue {place} of {len(self._items)}: {printable(item.name)}"
         )
+
+    def waits(self, item: Item, wait: Wait) -> None:
+        """Tell the user what the command waits for."""
+        self._line(f"{printable(item.label)} {printable(str(wait))}")
 
     def __enter__(self) -> Progress:
         self._line.__enter__()

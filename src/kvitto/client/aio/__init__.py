@@ -27,6 +27,7 @@ from kvitto.client.aio.events import (
     TopologyFailed,
     Unblocked,
 )
+from kvitto.client.aio.groups import Group, Held
 from kvitto.client.aio.message import Message
 from kvitto.client.aio.queue import Exchange, Queue
 from kvitto.client.aio.ranges import Offsets, RangeReader
@@ -47,6 +48,8 @@ __all__ = [
     "Disconnected",
     "Event",
     "Exchange",
+    "Group",
+    "Held",
     "IncomingMessage",
     "ManyFailed",
     "Message",

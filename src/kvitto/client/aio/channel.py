@@ -12,16 +12,14 @@ from kvitto.client.aio.core import ChannelCore, IncomingMessage, Many, Waiting
 from kvitto.client.aio.errors import Closed, ManyFailed, PublishUnknown, Returned
 from kvitto.client.aio.events import ChannelFailed, ConsumerFailed, MessageReturned
 from kvitto.client.aio.link import FLUSH_BYTES, Port, copy_of
-from kvitto.client.aio.message import DEFAULT, Fields, Message, encode
+from kvitto.client.aio.message import DEFAULT, Fields, Message, encode, reply_to
 from kvitto.client.aio.queue import REPLY_TO, Exchange, Queue
-from kvitto.client.aio.stages import Stage, commit_stages, forget_writer, last_batch
+from kvitto.client.aio.stages import Stage, claim_writer, commit_stages, forget_writer, last_batch
 from kvitto.client.errors import AMQPError, ChannelClosed, ConnectionLost
 from kvitto.wire import methods as m
 from kvitto.wire.tables import Table
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from kvitto.client.aio.connection import Connection
     from kvitto.client.aio.rpc import RPC
 
@@ -49,14 +47,15 @@ class Channel:
         """Why the channel has ended, None while it is open."""
         self._port: Port | None = None
         self._core: ChannelCore | None = None
-        self._number = 0
+        self.number = 0
+        """The number that the channel has on the wire."""
         self._qos: m.BasicQos | None = None
         self._subscriptions: dict[str, Subscription] = {}
         self._resend: list[Waiting] = []
         self._transacted: Port | None = None
         """The port on which tx.select was sent."""
         self._in_transaction = False
-        self._rpcs: set[RPC] = set()
+        self.rpcs: set[RPC] = set()
 
     # --- publishing
 
@@ -162,9 +161,8 @@ class Channel:
                 await port.link.drain()
                 continue
             core = port.core
-            if self.confirms and not core.confirms and not self._in_transaction:
-                port.tell(m.ConfirmSelect(True))
-                core.confirms = True
+            if not self._in_transaction:
+                self._select(port)
             core.open = not self._in_transaction
             return core
 
@@ -217,7 +215,13 @@ class Channel:
         """Return one message of a queue, None if it is empty."""
         port = await self.port()
         request = m.BasicGet(queue, no_ack)
-        answer = await port.call(request, m.BasicGetOk, m.BasicGetEmpty, dropped=None if no_ack else _requeue)
+        future = port.call(request, m.BasicGetOk, m.BasicGetEmpty, dropped=None if no_ack else _requeue)
+        try:
+            answer = await future
+        except asyncio.CancelledError:
+            if not no_ack and future.done() and not future.cancelled() and future.exception() is None:
+                _requeue(future.result())  # it came in the same turn
+            raise
         if not isinstance(answer, IncomingMessage):
             return None
         if no_ack:
@@ -295,6 +299,14 @@ class Channel:
         """Return the number of the last batch that this writer has committed, or None if it has committed none."""
         return await last_batch(self, writer)
 
+    async def claim_writer(self, writer: str, task: str) -> int | None:
+        """Take a writer over for a task, and return its last batch, as `last_batch` does.
+
+        From then on the broker refuses the stages of all other tasks, so that an attempt that was given up commits nothing later. A restart
+        of the broker ends the claim.
+        """
+        return await claim_writer(self, writer, task)
+
     async def forget_writer(self, writer: str) -> None:
         """Forget a writer that will not come back: the broker drops its stages that are not committed, and the number of its last batch."""
         await forget_writer(self, writer)
@@ -314,10 +326,14 @@ class Channel:
     async def port(self) -> Port:
         """Return the port of this channel, after a wait while the client reconnects."""
         while self._port is None:
-            if self.closed is not None:
-                raise copy_of(self.closed)
-            await self.connection.wait_ready()
+            await self.wait()
         return self._port
+
+    async def wait(self) -> None:
+        """Wait once while the client reconnects. Raise if the channel has ended."""
+        if self.closed is not None:
+            raise copy_of(self.closed)
+        await self.connection.wait_ready()
 
     def port_or_none(self) -> Port | None:
         return self._port
@@ -355,19 +371,13 @@ class Channel:
 
     # --- internals: beginning, end, and between two connections
 
-    def add_rpc(self, rpc: RPC) -> None:
-        self._rpcs.add(rpc)
-
-    def remove_rpc(self, rpc: RPC) -> None:
-        self._rpcs.discard(rpc)
-
     async def open(self, port: Port, *, again: bool = False) -> None:
         """Open the channel on a new link."""
         requests = [port.call(m.ChannelOpen(), m.ChannelOpenOk)]
         if self._qos is not None:
             requests.append(port.call(self._qos, m.BasicQosOk))
-        await _all(requests)
-        self._number = port.number
+        await asyncio.gather(*requests)
+        self.number = port.number
         port.core.keep = self.confirms and self.connection.resends and self.survives
         if not again:
             self.attach(port)
@@ -378,8 +388,7 @@ class Channel:
             self._port = port
             self._core = port.core
             if self._resend:
-                port.tell(m.ConfirmSelect(True))
-                port.core.confirms = True
+                self._select(port)
                 resend, self._resend = self._resend, []
                 for waiting in resend:
                     if not waiting.abandoned():
@@ -391,20 +400,23 @@ class Channel:
         for subscription in answers_first:  # a question needs them, and other tasks may ask from now on
             if subscription.started and subscription.ended is None and not subscription.cancelled:
                 await subscription.start(port)
-        for rpc in self._rpcs:
+        if self.rpcs and self._transacted is None:  # without confirms a question that no queue takes gets no answer
+            self._select(port)
+        for rpc in self.rpcs:
             rpc.again(port.core)
 
-    @property
-    def number(self) -> int:
-        """The number that the channel has on the wire."""
-        return self._number
+    def _select(self, port: Port) -> None:
+        """Ask for confirms, once, if this channel has them."""
+        if self.confirms and not port.core.confirms:
+            port.tell(m.ConfirmSelect(True))
+            port.core.confirms = True
 
     def port_ended(self, port: Port, error: AMQPError) -> None:
         """From the port: give all that waits its error, or keep it for the next connection."""
         lost = isinstance(error, ConnectionLost) and self.connection.reconnects and self.survives
         if self._port is port:
             self._port = self._core = None
-        for rpc in self._rpcs:
+        for rpc in self.rpcs:
             rpc.lost(error, comes_back=lost)
         unconfirmed = port.core.unconfirmed()
         self.connection.count_unconfirmed(len(unconfirmed))
@@ -431,6 +443,14 @@ class Channel:
         if isinstance(error, ChannelClosed):
             self.connection.tell(ChannelFailed(error))
 
+    def disown(self, error: AMQPError) -> None:
+        """Note that the channel is closed, and touch nothing that belongs to the event loop."""
+        self.closed = self.closed or error
+        self._port = self._core = None
+        for subscription in self._subscriptions.values():
+            subscription.ended = error
+            subscription.core.messages.clear()
+
     def cancelled(self, port: Port, consumer_tag: str) -> None:
         """From the port: the broker has ended a consumer."""
         subscription = self._subscriptions.pop(consumer_tag, None)
@@ -449,33 +469,18 @@ class Channel:
         for subscription in list(self._subscriptions.values()):
             subscription.cancelled = True
             subscription.core.wake()
-        if port is not None and port.ended is None:
-            with contextlib.suppress(ConnectionLost, ChannelClosed, Closed):
-                await port.close()
-        self.end(Closed("the channel was closed by this program"))
+        try:
+            if port is not None and port.ended is None:
+                with contextlib.suppress(ConnectionLost, ChannelClosed, Closed):
+                    await port.close()
+        finally:  # after a close that was cancelled, too: nothing may be sent behind it
+            self.end(Closed("the channel was closed by this program"))
 
     async def __aenter__(self) -> Channel:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: object) -> None:
         await self.close()
-
-
-def reply_to(message: IncomingMessage, fields: Fields) -> tuple[str, Fields]:
-    """Return routing key and properties of an answer. ValueError: the message asks for none."""
-    properties = message.properties
-    if not properties.reply_to:
-        raise ValueError("this message asks for no reply: it has no reply_to")
-    if properties.correlation_id is not None:
-        fields.setdefault("correlation_id", properties.correlation_id)
-    return properties.reply_to, fields
-
-
-async def _all(futures: list[asyncio.Future[Any]]) -> None:
-    """Wait for answers to calls that were sent together."""
-    await asyncio.gather(*futures)
 
 
 def _requeue(answer: object) -> None:

@@ -15,7 +15,9 @@ from collections.abc import Awaitable, Callable, Generator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeVar
 
+from kvitto.client import disown
 from kvitto.client.aio.channel import Channel
+from kvitto.client.aio.connecting import open_link
 from kvitto.client.aio.errors import Closed, Returned
 from kvitto.client.aio.events import (
     Blocked,
@@ -26,7 +28,7 @@ from kvitto.client.aio.events import (
     TopologyFailed,
     Unblocked,
 )
-from kvitto.client.aio.link import Link, Port, copy_of, open_link
+from kvitto.client.aio.link import Link, Port, copy_of
 from kvitto.client.aio.message import Message, new_id
 from kvitto.client.aio.topology import Topology
 from kvitto.client.errors import AMQPError, ChannelClosed, ConnectFailed, ConnectionLost
@@ -49,6 +51,7 @@ class Closable(Protocol):
 
 
 T = TypeVar("T", bound=Closable)
+C = TypeVar("C", bound=Channel)
 
 
 class Opening(Generic[T]):
@@ -123,6 +126,8 @@ class Connection:
         self.resends = resends
         self.interceptors = tuple(interceptors)
         self.topology = Topology()
+        self.groups: dict[tuple[str, str], int] = {}
+        """How many handles reserve a queue for a group: (queue, group) -> count. To the broker they are one reader."""
         self._addresses = addresses
         self._name = name
         self._reconnect = reconnect
@@ -135,6 +140,7 @@ class Connection:
         self._since = 0.0
         self._tags = 0
         self._unconfirmed = 0
+        self._disowned = False
 
     def channel(self, *, confirms: bool = True) -> Opening[Channel]:
         """Open a channel: `async with connection.channel() as channel:`, or `channel = await connection.channel()`.
@@ -148,12 +154,18 @@ class Connection:
         """Open a channel with confirms that is not opened again after a reconnect. Kvitto's extensions need one."""
         return await self._open_channel(True, intercepted=intercepted and bool(self.interceptors), survives=False)
 
+    async def own_channel(self, new: type[C]) -> C:
+        """Open a channel of another class, which comes back after a reconnect. A group has one."""
+        return await self._open(new, confirms=True, survives=True)
+
     async def _open_channel(self, confirms: bool, *, intercepted: bool, survives: bool = True) -> Channel:
-        new: type[Channel] = Channel
         if intercepted:
             from kvitto.client.aio.intercepted import InterceptedChannel
 
-            new = InterceptedChannel
+            return await self._open(InterceptedChannel, confirms=confirms, survives=survives)
+        return await self._open(Channel, confirms=confirms, survives=survives)
+
+    async def _open(self, new: type[C], *, confirms: bool, survives: bool) -> C:
         while True:
             channel = new(self, confirms=confirms)
             channel.survives = survives
@@ -162,7 +174,7 @@ class Connection:
             port = self._link.port(channel)
             try:
                 await channel.open(port)
-                if not survives and channel.closed is not None:  # lost in the same turn: it must not be opened again
+                if channel.closed is not None:  # in the same turn: it must not be opened again
                     raise copy_of(channel.closed)
                 self._channels[channel] = None
                 return channel
@@ -195,16 +207,20 @@ class Connection:
 
     async def close(self) -> None:
         """Close in order. Calls that wait end with an exception. A second call does nothing."""
+        if self.loop.is_closed():
+            self.loop_closed()
+        if self._disowned:
+            return
         error = Closed("the connection was closed by this program")
         first, self.closed = self.closed is None, self.closed or error
         task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
         try:
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
             if self._link is not None:
                 await self._link.close()
-        finally:
+        finally:  # after a close that was cancelled, too
             if first:
                 self._end(error)
 
@@ -222,10 +238,16 @@ class Connection:
     def reconnects(self) -> bool:
         return self._reconnect and self.closed is None
 
-    async def wait_ready(self) -> None:
-        """Wait while the client reconnects. Raise if it has ended."""
+    def check(self) -> None:
+        """Raise if the connection has ended for good. An event loop that was closed has told nobody."""
+        if self.loop.is_closed():
+            self.loop_closed()
         if self.closed is not None:
             raise copy_of(self.closed)
+
+    async def wait_ready(self) -> None:
+        """Wait while the client reconnects. Raise if it has ended."""
+        self.check()
         if self._up.is_set():
             raise AMQPError("the channel was lost with an unexpected error; close the connection")
         await self._up.wait()
@@ -242,8 +264,15 @@ class Connection:
         except Exception as error:  # noqa: BLE001 - it is the program's, and has nobody else to go to
             self.loop.call_exception_handler({"message": "on_event of kvitto.connect raised", "exception": error})
 
+    def wake(self) -> None:
+        """Let all that waits for the connection look whether it still has to."""
+        if self._link is None and self.closed is None:
+            self._up.set()
+            self._up.clear()
+
     def channel_ended(self, channel: Channel) -> None:
         self._channels.pop(channel, None)
+        self.wake()
 
     def count_unconfirmed(self, count: int) -> None:
         """Note how many publishes had no confirm when their channel ended."""
@@ -282,9 +311,25 @@ class Connection:
         if self.loop.time() - self._since > STEADY_S:
             self._attempt = 0
         self._task = self.loop.create_task(self._come_back(), name="kvitto reconnect")
+        self._task._log_destroy_pending = False  # type: ignore[attr-defined]  # a loop that is closed early is told by `check`
         self._task.add_done_callback(self._came_back)
         unconfirmed, self._unconfirmed = self._unconfirmed, 0
         self.tell(Disconnected(error, unconfirmed))
+
+    def loop_closed(self) -> AMQPError:
+        self.disown(Closed("the event loop of this connection was closed; connect again in the one that runs now"))
+        assert self.closed is not None
+        return copy_of(self.closed)
+
+    def disown(self, error: Closed | None = None) -> None:
+        """End without the event loop: this process was forked from the one that it belongs to, or the loop is closed."""
+        self._disowned = True
+        self.closed = self.closed or error or Closed(disown.forked("connection"))
+        link, self._link = self._link, None
+        if link is not None:
+            link.disown(error)
+        for channel in self._channels:
+            channel.disown(self.closed)
 
     def link_blocked(self, reason: str | None) -> None:
         self.tell(Unblocked() if reason is None else Blocked(reason))
@@ -293,6 +338,7 @@ class Connection:
 
     async def start(self) -> None:
         """Connect for the first time."""
+        disown.own(self)
         self._adopt(await self._reach(self._addresses))
 
     def _adopt(self, link: Link) -> None:
@@ -338,7 +384,10 @@ class Connection:
             return
 
     def _came_back(self, task: asyncio.Task[None]) -> None:
-        """An unexpected error of the task ends the connection, and everything that waits for it."""
+        """If the task was cancelled, or had an unexpected error, the connection ends, and everything that waits for it."""
+        if task.cancelled() and self.closed is None:  # by asyncio.run at its end
+            self.closed = Closed("the event loop of this connection was ended while it was reconnecting; connect again")
+            self._end(self.closed)
         if not task.cancelled() and (error := task.exception()) is not None:
             self.loop.call_exception_handler({"message": "kvitto: reconnecting failed", "exception": error})
             self.closed = self.closed or ConnectionLost(f"reconnecting failed with an unexpected error: {error!r}")

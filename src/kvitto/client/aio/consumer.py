@@ -131,6 +131,11 @@ class Consumer:
 
     async def _wait(self) -> IncomingMessage:
         subscription, core = self._subscription, self._core
+        loop = self.channel.connection.loop
+        if loop.is_closed():
+            self.channel.connection.loop_closed()
+        if subscription.ended is not None and not core.messages:
+            raise copy_of(subscription.ended)
         async with self._lock:
             if not self._started:
                 await self._start()
@@ -142,7 +147,7 @@ class Consumer:
                     return message
                 if subscription.ended is not None:
                     raise copy_of(subscription.ended)
-                waiter = core.waiter = asyncio.get_running_loop().create_future()
+                waiter = core.waiter = loop.create_future()
                 await waiter
 
     async def take_all(self) -> list[IncomingMessage]:
@@ -151,6 +156,11 @@ class Consumer:
         while (message := self._core.take()) is not None:
             messages.append(message)
         return messages
+
+    @property
+    def waiting(self) -> int:
+        """The number of messages that have come and were not taken yet."""
+        return len(self._subscription.core.messages)
 
     def take_now(self) -> IncomingMessage | None:
         """Return a message that is here, None if none is. A consumer that has not started has none."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from kvitto.base.errors import ConnectionError_
-from kvitto.client import handshake
+from kvitto.client import disown, handshake
 from kvitto.client.aio.core import ChannelCore, ConnectionCore, IncomingMessage
 from kvitto.client.aio.errors import Closed, Returned
 from kvitto.client.errors import AMQPError, ChannelClosed, ConnectFailed, ConnectionLost
@@ -27,12 +28,16 @@ CLOSE_TIMEOUT_S = 5.0
 WRITE_HIGH = 1 << 20
 """Publishes wait while so many bytes are not taken by the operating system."""
 FLUSH_BYTES = 1 << 18
+ANSWERS_MAX = 10_000
+"""A server that reads nothing may ask for so many answers before the connection ends: they stay in memory."""
 
 METHOD, CONTENT, RETURN = 1, 2, 4
 """Kinds of events of `ConnectionCore`: (channel, METHOD, payload), (channel, CONTENT, method payload, message),
 (channel, RETURN, method payload, Returned)."""
 
 M = TypeVar("M", bound=m.Method)
+
+log = logging.getLogger("kvitto.client")
 
 
 class Call(NamedTuple):
@@ -93,7 +98,7 @@ class Port:
     def close_soon(self) -> None:
         """Close the channel in order, and wait for nothing: that no answer comes means that it has ended, which is as good."""
         with contextlib.suppress(AMQPError):
-            self.close().add_done_callback(_look_at)
+            self.close().add_done_callback(forget)
 
     def check(self) -> None:
         if self.ended is not None:
@@ -115,8 +120,10 @@ class Port:
         elif isinstance(method, m.BasicCancel):
             self.owner.cancelled(self, method.consumer_tag)
             if not method.no_wait:
+                self.link.answers()
                 self.tell(m.BasicCancelOk(method.consumer_tag))
         elif isinstance(method, m.ChannelFlow):
+            self.link.answers()
             self.tell(m.ChannelFlowOk(method.active))
         else:
             self.answer(method, None)
@@ -160,7 +167,7 @@ class Link(asyncio.BufferedProtocol):
         self.address = address
         self.loop = loop
         self.owner = owner
-        self.core = ConnectionCore(loop.call_soon, self.flush)
+        self.core = ConnectionCore(self._soon, self.flush)
         self.ports: dict[int, Port] = {}
         self.lost: ConnectionLost | None = None
         self.transport: asyncio.Transport | None = None
@@ -169,6 +176,8 @@ class Link(asyncio.BufferedProtocol):
         self.server_properties: Table = {}
         self.blocked: str | None = None
         self.paused = False
+        self._unread = 0
+        """The answers to the server's own methods since it has stopped reading."""
         self.channel_max = 0
         self.heartbeat_s = 0
         self.sent_at = self.received_at = loop.time()
@@ -185,6 +194,7 @@ class Link(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
         self.transport.set_write_buffer_limits(high=WRITE_HIGH)
+        disown.own(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         inp = self.core.inp
@@ -223,6 +233,7 @@ class Link(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self.paused = False
+        self._unread = 0
         self._wake_drained()
 
     # --- sending
@@ -234,6 +245,14 @@ class Link(asyncio.BufferedProtocol):
             self.sent_at = self.loop.time()
             self.transport.write(data)
 
+    def _soon(self, flush: Callable[[], None]) -> None:
+        try:
+            self.loop.call_soon(flush)
+        except RuntimeError:
+            if self.loop.is_closed():
+                raise self.owner.loop_closed() from None
+            raise
+
     def send(self, method: m.Method, channel: int = 0) -> None:
         """Send a method with this turn's flush."""
         self.send_payload(method.encode(), channel)
@@ -241,6 +260,12 @@ class Link(asyncio.BufferedProtocol):
     def send_payload(self, payload: bytes, channel: int) -> None:
         self.core.out.add(m.frame(FRAME_METHOD, channel, payload))
         self.core.schedule()
+
+    def answers(self) -> None:
+        """Note an answer to a method of the server. Raise ConnectionError_ if it asks for ever more without reading any."""
+        self._unread += self.paused
+        if self._unread > ANSWERS_MAX:
+            raise ConnectionError_(506, f"the server asks for answers, and has not read the last {ANSWERS_MAX}")
 
     async def drain(self) -> None:
         """Wait until the operating system takes bytes again, or the link is lost."""
@@ -390,6 +415,18 @@ class Link(asyncio.BufferedProtocol):
             port.end(reason)
         self.owner.link_lost(self, error)
 
+    def disown(self, error: Closed | None = None) -> None:
+        """Leave the socket and all that waits, without a word to the event loop: it belongs to the parent process, or is closed."""
+        error = error or Closed(disown.forked("connection"))
+        self.lost = ConnectionLost(str(error))
+        for port in self.ports.values():
+            port.ended = error
+            port.core.die()
+        if self.transport is not None:
+            sock = self.transport.get_extra_info("socket")
+            if sock is not None:
+                disown.let_go(sock.fileno())
+
     async def close(self) -> None:
         """Close in order, at most CLOSE_TIMEOUT_S long. The socket is closed when this returns or raises."""
         try:
@@ -401,7 +438,9 @@ class Link(asyncio.BufferedProtocol):
                     self.send(m.ConnectionClose(200, "Goodbye"))
                 await self._wait_gone()
         except TimeoutError:
-            pass
+            left = 0 if self.transport is None else self.transport.get_write_buffer_size()
+            if left:
+                log.warning("%s: closed with %d bytes that the server did not take in time", self.address, left)
         finally:
             self.fail(ConnectionLost("the connection was closed by this program"))
             if self.transport is not None and not self.gone.done():
@@ -418,56 +457,11 @@ class LinkOwner(Protocol):
     def link_lost(self, link: Link, error: ConnectionLost) -> None:
         """The link has ended, after all its ports. Called once."""
 
+    def loop_closed(self) -> AMQPError:
+        """The event loop was closed before the link was. Return the error to be raised."""
+
     def link_blocked(self, reason: str | None) -> None:
         """The broker takes no publishes for this reason, or takes them again."""
-
-
-async def open_link(address: Address, owner: LinkOwner, name: str) -> Link:
-    """Return an open link. ConnectFailed names the server, the reason, and what to check."""
-    loop = asyncio.get_running_loop()
-    link = Link(address, loop, owner)
-    try:
-        async with asyncio.timeout(address.connect_timeout_s):
-            context = address.ssl_context() if address.tls else None
-            await loop.create_connection(lambda: link, address.host, address.port, ssl=context)
-            await link.handshake(name)
-    except TimeoutError:
-        error: Exception = ConnectFailed(
-            f"{address}: no answer within {address.connect_timeout_s:g} s; is it an AMQP 0-9-1 port?"
-        )
-    except ConnectionLost as lost:
-        error = ConnectFailed(_why(address, lost), lost.code)
-    except OSError as failed:
-        error = ConnectFailed(
-            f"{address}: {failed}; is the broker running, the port right, and its TLS as the URI says?"
-        )
-    except ValueError as failed:
-        error = ConnectFailed(f"{address}: {failed}")
-    except BaseException:
-        _give_up(link)
-        raise
-    else:
-        return link
-    _give_up(link)
-    raise error from None
-
-
-def _give_up(link: Link) -> None:
-    link.fail(ConnectionLost(f"{link.address}: the connection was given up during the handshake"))
-    if link.transport is not None:
-        link.transport.abort()
-
-
-def _why(address: Address, lost: ConnectionLost) -> str:
-    """Return a text for an interrupted handshake, with the usual reason."""
-    said = lost.text.removeprefix(f"{address}: ")
-    if lost.code == 403:
-        return f"{address}: login refused ({said}); check user and password"
-    if lost.code == 530:
-        return f"{address}: no access to the virtual host ({said})"
-    if lost.code == 0:
-        return f"{lost.text} during the handshake; wrong password, or not an AMQP 0-9-1 port?"
-    return str(lost)
 
 
 def copy_of(error: AMQPError) -> AMQPError:
@@ -482,7 +476,7 @@ def copy_of(error: AMQPError) -> AMQPError:
     return copied
 
 
-def _look_at(future: asyncio.Future[Any]) -> None:
+def forget(future: asyncio.Future[Any]) -> None:
     """Take the error of an answer that nobody waits for, so that asyncio does not report it."""
     if not future.cancelled():
         future.exception()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from datetime import UTC, datetime
-from typing import Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from kvitto.wire.properties import Properties
 from kvitto.wire.tables import Table
+
+if TYPE_CHECKING:
+    from kvitto.client.aio.core import IncomingMessage
 
 PERSISTENT = 2
 
@@ -94,3 +97,13 @@ class Message:
 
     def __repr__(self) -> str:
         return f"Message({self.body[:40]!r}, {self.routing_key!r}, exchange={self.exchange!r}, {self.properties})"
+
+
+def reply_to(message: IncomingMessage, fields: Fields) -> tuple[str, Fields]:
+    """Return routing key and properties of an answer. ValueError: the message asks for none."""
+    properties = message.properties
+    if not properties.reply_to:
+        raise ValueError("this message asks for no reply: it has no reply_to")
+    if properties.correlation_id is not None:
+        fields.setdefault("correlation_id", properties.correlation_id)
+    return properties.reply_to, fields

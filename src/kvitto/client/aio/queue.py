@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from kvitto.client.aio.channel import Channel
+    from kvitto.client.aio.groups import Group
 
 PREFETCH = 100
 REPLY_TO = "amq.rabbitmq.reply-to"
@@ -66,6 +67,17 @@ class Queue:
         reconnect, and AMQPError if the queue was deleted and declared again meanwhile.
         """
         return RangeReader(self, start, end, batch)
+
+    def group(self, name: str) -> Group:
+        """Return what reserves the queue for the readers of a group: `async with queue.group("billing") as group:`. Only Kvitto
+        has this.
+
+        Connections that name the same group share it; consumers and `get` are refused meanwhile. `async with` raises
+        NotSupported, and ChannelClosed (403) if the queue has consumers, unacked messages or another group.
+        """
+        from kvitto.client.aio.groups import Group
+
+        return Group(self, name)
 
     async def offsets(self) -> Offsets:
         """Return the offsets at which the queue begins and ends, and its incarnation. Raises NotSupported with other brokers than

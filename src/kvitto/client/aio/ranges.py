@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple, Self
 
+from kvitto.client import disown
 from kvitto.client.aio.core import ConsumerCore, IncomingMessage
 from kvitto.client.aio.errors import Closed, NotSupported
 from kvitto.client.aio.link import copy_of
@@ -51,7 +52,7 @@ class RangeReader:
     message that was read last. Several tasks may iterate over it.
     """
 
-    def __init__(self, queue: Queue, start: int, end: int | None, batch: int) -> None:
+    def __init__(self, queue: Queue, start: int, end: int | None, batch: int, incarnation: str = "") -> None:
         if start < 0 or batch < 1 or (end is not None and end < 0):
             raise ValueError(f"start and end are offsets from 0, batch is at least 1: got {start}, {end}, {batch}")
         self._queue = queue.name
@@ -60,17 +61,26 @@ class RangeReader:
         self._end = end
         self._batch = batch
         self._here: deque[IncomingMessage] = deque()
-        self._incarnation = ""
+        self._incarnation = incarnation
+        self._looked = False
+        """Whether the broker has told the offsets of the queue, so that the end of the range is known."""
         self._failed: AMQPError | None = None
         self._closed = False
         self._channel: Channel | None = None
         self._lock = asyncio.Lock()
+        disown.own(self)
+
+    def disown(self) -> None:
+        """In a forked child: the parent handles what is here."""
+        self._here.clear()
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> IncomingMessage:
         while not self._here:  # another task may take what this one has read
+            if not self._closed:
+                self._connection.check()
             async with self._lock:
                 await self._fill()
         return self._here.popleft()
@@ -86,7 +96,7 @@ class RangeReader:
         while not self._here:
             if self._failed is not None:
                 raise copy_of(self._failed)
-            if self._closed or (self._incarnation and self._end is not None and self._next >= self._end):
+            if self._closed or (self._looked and self._end is not None and self._next >= self._end):
                 await self.close()
                 raise StopAsyncIteration
             try:
@@ -130,21 +140,22 @@ class RangeReader:
     async def _look(self, channel: Channel) -> None:
         """Ask for the offsets of the queue, and raise an error if it is not the queue that was read before."""
         answer = await channel.call(m.LogInspect(self._queue), m.LogInspectOk)
-        if not self._incarnation:
-            self._incarnation = answer.incarnation
-            self._end = answer.next if self._end is None else min(self._end, answer.next)
-        elif self._incarnation != answer.incarnation:
+        if self._incarnation not in ("", answer.incarnation):
             raise AMQPError(
                 f"queue {self._queue!r} was deleted and declared again while it was read, up to offset {self._next};"
                 " its offsets begin anew"
             )
+        if not self._looked:
+            self._looked = True
+            self._incarnation = answer.incarnation
+            self._end = answer.next if self._end is None else min(self._end, answer.next)
         self._next = max(self._next, min(answer.first, self._end or 0))
 
     def _drop(self) -> None:
         """Close the channel without waiting. An answer that is under way is lost with it."""
         channel, self._channel = self._channel, None
         if channel is not None:
-            _close_soon(channel)
+            close_soon(channel)
 
     async def close(self) -> None:
         """End the iterator, and close its channel. A second call does nothing."""
@@ -163,7 +174,7 @@ class RangeReader:
     def __del__(self) -> None:
         channel = getattr(self, "_channel", None)
         if channel is not None and not channel.connection.loop.is_closed():
-            channel.connection.loop.call_soon_threadsafe(_close_soon, channel)
+            channel.connection.loop.call_soon_threadsafe(close_soon, channel)
 
 
 async def offsets(queue: Queue) -> Offsets:
@@ -189,7 +200,7 @@ def _new_message() -> IncomingMessage:
     return message
 
 
-def _close_soon(channel: Channel) -> None:
+def close_soon(channel: Channel) -> None:
     port = channel.port_or_none()
     if port is not None and port.ended is None:
         port.close_soon()

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Self, Unpack
 
 from kvitto.client.aio.consumer import Consumer
 from kvitto.client.aio.core import ChannelCore, IncomingMessage
-from kvitto.client.aio.link import copy_of
+from kvitto.client.aio.errors import Closed
+from kvitto.client.aio.link import copy_of, forget
 from kvitto.client.aio.message import Fields, encode, new_id
 from kvitto.client.aio.queue import REPLY_TO, Queue
 from kvitto.client.errors import AMQPError
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from kvitto.client.aio.channel import Channel
 
 log = logging.getLogger("kvitto.client")
+
+NEEDS_BLOCK = "calls need their block: `async with channel.rpc() as rpc:`, without asyncio `with channel.rpc() as rpc:`"
 
 
 class RPC:
@@ -31,6 +34,8 @@ class RPC:
         self._waiting: dict[str, Call] = {}
         self._consumer: Consumer | None = None
         self._reader: asyncio.Task[None] | None = None
+        self._ended: AMQPError | None = AMQPError(NEEDS_BLOCK)
+        """Why no call can be made now."""
 
     async def call(
         self, body: bytes, routing_key: str, *, exchange: str = "", **fields: Unpack[Fields]
@@ -38,12 +43,11 @@ class RPC:
         """Publish a question and return its answer. Set a limit with `asyncio.timeout`: nobody may answer.
 
         Raises Returned if no queue takes the question, Nacked, and ConnectionLost if the connection is lost meanwhile:
-        the question may have been answered then. With `channel.rpc(resend=True)` it is asked again instead.
+        the question may have been answered then. With `channel.rpc(resend=True)` it is asked again instead. Raises Closed if
+        the block of the caller, its channel or connection is ended by another task.
         """
-        if self._reader is None or self._reader.done():
-            raise AMQPError(
-                "calls need their block: `async with channel.rpc() as rpc:`, without asyncio `with channel.rpc() as rpc:`"
-            )
+        if self._ended is not None:
+            raise copy_of(self._ended)
         key = fields.setdefault("correlation_id", new_id())
         if key in self._waiting:
             raise ValueError(
@@ -53,13 +57,19 @@ class RPC:
         fields.setdefault("delivery_mode", 1)
         call = self._waiting[key] = Call(exchange, routing_key, encode(fields), body)
         try:
-            call.ask(await self.channel.clear())
+            while self.channel.port_or_none() is None and not call.answer.done():
+                await self.channel.wait()
+            if not call.answer.done():
+                call.ask(await self.channel.clear())
             return await call.answer
         finally:
             del self._waiting[key]
             call.forget()
+            if not call.answer.cancel():
+                forget(call.answer)  # this call may have had its error from the channel
 
     async def _read(self, consumer: Consumer) -> None:
+        ended: AMQPError = Closed("the channel was closed by this program")
         try:
             async for message in consumer:
                 try:
@@ -71,7 +81,17 @@ class RPC:
                 if call is not None and not call.answer.done():
                     call.answer.set_result(message)
         except AMQPError as error:
-            self.lost(error)  # every call that waits has it now, and later calls find no reader
+            ended = error
+        self._end(ended, ended)
+
+    def _end(self, told: AMQPError, later: AMQPError) -> None:
+        """Tell the calls that wait, also for a connection, that no answer comes any more, and later calls why."""
+        self._ended = later
+        for call in self._waiting.values():
+            call.forget()
+            if not call.answer.done():
+                call.answer.set_exception(copy_of(told))
+        self.channel.connection.wake()
 
     def lost(self, error: AMQPError, *, comes_back: bool = False) -> None:
         """From the channel: answers on the connection that was lost do not come any more."""
@@ -89,16 +109,22 @@ class RPC:
     async def __aenter__(self) -> Self:
         self._consumer = self.answers.consume(no_ack=True, prefetch=0)
         await self._consumer.__aenter__()
-        self.channel.add_rpc(self)
+        self.channel.rpcs.add(self)
         self._reader = asyncio.create_task(self._read(self._consumer), name="kvitto rpc")
+        self._reader._log_destroy_pending = False  # type: ignore[attr-defined]  # an early closed loop is told by `check`
+        self._ended = None
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: object) -> None:
         assert self._consumer is not None and self._reader is not None
-        self.channel.remove_rpc(self)
+        self.channel.rpcs.discard(self)
+        told = Closed("the block of channel.rpc() ended before the answer came; the question may have been executed")
+        self._end(self._ended or told, AMQPError(NEEDS_BLOCK))
         self._reader.cancel()
-        await asyncio.gather(self._reader, return_exceptions=True)
-        await self._consumer.cancel()
+        try:
+            await asyncio.gather(self._reader, return_exceptions=True)
+        finally:
+            await self._consumer.cancel()
 
 
 class Call:

@@ -181,6 +181,13 @@ async def last_batch(channel: Channel, writer: str) -> int | None:
     return last_of((await channel.call(m.StageLast(writer), m.StageLastOk)).last)
 
 
+async def claim_writer(channel: Channel, writer: str, task: str) -> int | None:
+    """Do what `Channel.claim_writer` says."""
+    check_task(task)
+    await need(channel.connection, CAPABILITY, WHAT)
+    return last_of((await channel.call(m.StageClaim(writer, task), m.StageClaimOk)).last)
+
+
 async def forget_writer(channel: Channel, writer: str) -> None:
     """Do what `Channel.forget_writer` says."""
     await need(channel.connection, CAPABILITY, WHAT)

@@ -213,12 +213,15 @@ def get(conn: Connection, chan: Channel, m: BasicGet) -> None:
 
 
 def _getter(conn: Connection, chan: Channel, queue: Queue, no_ack: bool) -> GetConsumer:
-    """Return the channel's GetConsumer for a queue. One of them holds all unacked messages that basic.get took from the queue."""
+    """Return the channel's GetConsumer for a queue. One of them holds all unacked messages that basic.get has taken from the queue since
+    a policy has changed its timeout.
+    """
     if no_ack:
         return GetConsumer(chan, queue, no_ack, conn.wants_offsets)
-    if queue not in chan.getters:
-        chan.getters[queue] = GetConsumer(chan, queue, no_ack, conn.wants_offsets)
-    return chan.getters[queue]
+    getter = chan.getters.get(queue)
+    if getter is None or getter.timeout_ms != max(queue.consumer_timeout_ms, 0):
+        getter = chan.getters[queue] = GetConsumer(chan, queue, no_ack, conn.wants_offsets)
+    return getter
 
 
 def _get(conn: Connection, chan: Channel, queue: Queue, getter: GetConsumer) -> Iterator[None]:

@@ -9,6 +9,8 @@ from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
 from kvitto.broker import walls
 from kvitto.wire.methods import (
     Method,
+    StageClaim,
+    StageClaimOk,
     StageCommit,
     StageCommitOk,
     StageForget,
@@ -58,6 +60,19 @@ def last(conn: Connection, chan: Channel, m: StageLast) -> None:
     conn.send(chan.number, StageLastOk(conn.broker.stages.last(conn.vhost, m.writer)))
 
 
+def claim(conn: Connection, chan: Channel, m: StageClaim) -> None:
+    _authorise(conn, m.writer)
+
+    def done(last: int) -> None:
+        conn.send(chan.number, StageClaimOk(last))
+        conn.answering = False
+        conn.unstall()
+
+    conn.broker.stages.claim(conn.vhost, m.writer, m.task, lambda last: walls.run(conn, done, last))
+    conn.answering = True  # `done` waits for the definitions
+    conn.stall()
+
+
 def forget(conn: Connection, chan: Channel, m: StageForget) -> None:
     _authorise(conn, m.writer)
     conn.broker.stages.forget(conn.vhost, m.writer)
@@ -69,4 +84,5 @@ HANDLERS: dict[type[Method], Callable[[Any, Any, Any], None]] = {
     StageCommit: commit,
     StageLast: last,
     StageForget: forget,
+    StageClaim: claim,
 }

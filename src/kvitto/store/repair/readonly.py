@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 from collections.abc import Sequence
 from typing import NoReturn
 
 from kvitto.base.errors import StoreError
-from kvitto.store import paths
-from kvitto.store.disk import LOCK_BYTES_MAX, Bytes, Lock, RealDisk, RealFile, fail
+from kvitto.store import locking, paths
+from kvitto.store.disk import Bytes, RealDisk, RealFile, fail
+from kvitto.store.locking import Lock
 from kvitto.store.repair.examine import Finding
 
 PAGE = 4096
@@ -90,26 +90,15 @@ class ReadOnlyDisk(RealDisk):
         text = f"{PAGE} bytes cannot be read from the device: see the system log"
         return [Finding(path, text, PAGE * page) for path, pages in self._unreadable.items() for page in sorted(pages)]
 
-    def keep_out(self) -> Lock | None:
-        """Keep brokers out until the result is closed or collected. Returns None if there is no lock file, as in a copy of a directory."""
+    def keep_out(self) -> Lock:
+        """Keep brokers out until the result is closed or collected."""
         full = self._full(paths.LOCK)
         try:
-            fd = os.open(full, os.O_RDONLY)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            fail("open", full, error)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return locking.share(full)
         except BlockingIOError as error:
-            owner = os.pread(fd, LOCK_BYTES_MAX, 0).split()
-            os.close(fd)
-            pid = owner[0].decode("ascii", "replace") if owner else "unknown"
-            raise StoreError(f"{self.root} is in use by process {pid}: stop the broker first") from error
+            raise StoreError(f"{self.root} is in use by {locking.owner_of(full)}: stop the broker first") from error
         except OSError as error:
-            os.close(fd)
             fail("lock", full, error)
-        return Lock(fd)
 
     def lock(self, path: str) -> Lock:
         refuse(self._full(path))

@@ -25,7 +25,7 @@ from kvitto.store.repair.examine import Part
 from kvitto.store.repair.survey import INITIALISED, Folder, Survey
 from kvitto.store.segment import HEADER, Segment
 from kvitto.store.settlements import Settlements
-from kvitto.store.store import UNKNOWN_BOOT, WITHOUT_INVENTORY
+from kvitto.store.store import UNKNOWN_BOOT, WITHOUT_INVENTORY, refuse_inside
 from kvitto.wire import tables
 
 NOT_FINISHED = b"salvage not finished\n"
@@ -48,6 +48,7 @@ class Salvage:
 
     def run(self) -> None:
         """Do it. Raises StoreError or StoreFull; then the target is not complete, and no broker starts there."""
+        refuse_inside(self.target)
         self.target.makedirs("")
         self._write(paths.FORMAT, NOT_FINISHED)
         self.target.sync_dir("")

@@ -120,7 +120,7 @@ class Survey:
         self._check_root()
         self._read_inventory()
         self._read_definitions()
-        owners = {found: (kind, key) for kind, key, value in self.definitions if (found := owned(kind, value))}
+        owners = {found: (kind, key) for kind, key, value in self.definitions for found in owned(kind, value)}
         self._deleted = self._said - owners.keys() if self.definitions_intact else set()
         for queue_id in self._ids(paths.QUEUES, [*owners, *self._ids_of(ORPHAN)]):
             folder = self._folder(paths.queue_dir(queue_id, True), queue_id, self.ending)
@@ -230,11 +230,25 @@ class Survey:
         readable = found.lines if found.what is Lines.DAMAGED else [line for line in found.lines if line[0] < found.end]
         for _, _, change in readable:
             if change is not None and change["op"] == "put":
-                self._said.update(filter(None, [owned(change["kind"], change["value"])]))
+                self._said.update(owned(change["kind"], change["value"]))
         defined = judge.defined_by(readable)
         self.definitions = [(kind, key, value) for (kind, key), value in defined.items()]
+        self._settle_going(path)
         if self.definitions and (INITIALISED, ()) not in defined and found.what is Lines.FINE:
             self.notes.append(f"{path}: the first start was cut short; the next one defines / and guest")
+
+    def _settle_going(self, path: str) -> None:
+        """Leave out what is being deleted, as the next start does.
+
+        If lines of the log are damaged it stays for good, because one of them may say that there is a new thing of that name.
+        """
+        if not self.definitions_intact:
+            for _, _, value in self.definitions:
+                value.pop(judge.DELETING, None)
+            return
+        self.definitions, gone = judge.split_going(self.definitions)
+        for thing in judge.going(gone):
+            self.notes.append(f"{path}: {thing} was being deleted; the next start deletes what is left of it")
 
     # -- queues ----------------------------------------------------------------------------------------------
 

@@ -53,7 +53,8 @@ def stage(g: Grammar) -> list[Action]:
 
 def commit_stage(g: Grammar) -> list[Action]:
     method = m.StageCommit(g.one(*WRITERS), g.one(0, 1, 2, 3), g.one(b"", b"0", b"0\n1"))
-    return g.anyhow(g.one(method, method, method, m.StageLast(g.one(*WRITERS)), m.StageForget(g.one(*WRITERS))))
+    rare = m.StageLast(g.one(*WRITERS)), m.StageForget(g.one(*WRITERS)), m.StageClaim(g.one(*WRITERS), g.one("0", "1"))
+    return g.anyhow(g.one(method, method, method, *rare))
 
 
 def attach(g: Grammar) -> list[Action]:

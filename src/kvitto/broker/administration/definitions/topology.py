@@ -10,12 +10,10 @@ from functools import partial
 from typing import Any
 
 from kvitto.base.limits import FILES_PER_QUEUE
-from kvitto.broker.administration import inert
 from kvitto.broker.administration.arguments import EQUIVALENCE_ARGUMENTS, queue_settings
 from kvitto.broker.administration.definitions.fields import Fields, Refused
 from kvitto.broker.administration.definitions.settings import Apply, in_vhost, still_there
 from kvitto.broker.administration.definitions.world import PlannedExchange, PlannedQueue, World
-from kvitto.broker.administration.equivalence import describe
 from kvitto.broker.administration.operations import Kind, Operations
 from kvitto.broker.administration.queue_types import TYPE, with_default
 from kvitto.broker.broker import Broker
@@ -44,6 +42,7 @@ def exchange(world: World, item: Fields, where: VHost | None) -> Apply | None:
     kind = DELAYED_MESSAGE if kind == LAVINMQ_DELAYED else kind
     flags = item.flag("durable"), item.flag("auto_delete"), item.flag("internal")
     exchanges.check_declare(name, vhost.name, kind, arguments)
+    exchanges.check_deduplication(name, vhost.name, kind, arguments)
     existing = vhost.exchanges.get(name)
     if existing is not None and existing not in vhost.going:
         exchanges.check_equivalent(existing, vhost.name, kind, *flags, arguments)
@@ -55,7 +54,6 @@ def exchange(world: World, item: Fields, where: VHost | None) -> Apply | None:
     count = world.new_exchanges.get(vhost.name, 0) + 1
     if len(vhost.exchanges) + count > world.broker.limits.exchanges_max:
         raise Refused(f"vhost '{vhost.name}' has {world.broker.limits.exchanges_max} exchanges, the limit")
-    inert.refuse(describe("exchange", name, vhost.name), inert.REFUSED_OF_EXCHANGES, arguments)
     made = Exchange(name, kind, durable=flags[0], auto_delete=flags[1], internal=flags[2], arguments=arguments)
     world.note_inert("argument of exchanges", arguments, exchanges.honoured_arguments(kind, arguments))
     world.exchanges[vhost.name, name] = PlannedExchange(made)

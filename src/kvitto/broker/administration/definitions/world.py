@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from kvitto.base.errors import ProtocolError
 from kvitto.broker.administration.definitions.fields import Refused
 from kvitto.broker.routing.exchange import TYPES, Exchange
-from kvitto.broker.routing.headers import HeadersIndex, identity
+from kvitto.broker.routing.headers import Hashed, HeadersIndex
 from kvitto.broker.routing.index import Index
 from kvitto.broker.routing.topic import TopicIndex
 from kvitto.broker.vhost import VHost
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 INERT_MAX = 1000
 FREED = 500
 """Entries that are freed in one step."""
+PARTS = 256
+UNUSED_BITS = 40
+"""The lower bits of a hash choose the place within a set: keys of one part must not all have the same ones."""
 
 
 @dataclass(slots=True, eq=False)
@@ -46,17 +49,17 @@ class PlannedExchange:
     def __init__(self, of: Exchange) -> None:
         self.of = of
         self._more: Index | None = None
-        self._added: list[tuple[str, object, dict[str, Any]]] = []
+        self._added: list[tuple[str, object, bytes]] = []
 
-    def add(self, key: str, dest: object, arguments: dict[str, Any], steps_max: int) -> None:
+    def add(self, key: str, dest: object, hashed: Hashed, steps_max: int) -> None:
         """Raises ChannelError 406 or Refused if the exchange cannot have this binding."""
-        self.of.index.check_binding(key, arguments)
+        self.of.index.check_binding(key, hashed.arguments)
         if not isinstance(self.of.index, TopicIndex | HeadersIndex):
             return  # the others find their bindings at once, however many there are
         if self._more is None:
             self._more = TYPES[self.of.type](self.of.arguments)
-        self._more.add(key, dest, arguments)
-        self._added.append((key, dest, arguments))
+        self._more.add(key, dest, hashed)
+        self._added.append((key, dest, hashed.digest))
         if self.of.steps + self._more.steps > steps_max:
             self.forget()
             raise Refused(
@@ -72,6 +75,22 @@ class PlannedExchange:
         return True
 
 
+class Keys:
+    """A set in parts: one of 100,000 keys that outgrows its table moves all of them at once, which takes some milliseconds."""
+
+    def __init__(self) -> None:
+        self.parts: list[set[tuple[Any, ...]]] = [set() for _ in range(PARTS)]
+
+    def _part(self, key: tuple[Any, ...]) -> set[tuple[Any, ...]]:
+        return self.parts[(hash(key) >> UNUSED_BITS) % PARTS]
+
+    def add(self, key: tuple[Any, ...]) -> None:
+        self._part(key).add(key)
+
+    def __contains__(self, key: tuple[Any, ...]) -> bool:
+        return key in self._part(key)
+
+
 class World:
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
@@ -82,7 +101,7 @@ class World:
         self.queues: dict[tuple[str, str], PlannedQueue] = {}
         self.bindings: dict[str, int] = {}
         """By virtual host, the number of new bindings."""
-        self.seen: set[tuple[Any, ...]] = set()
+        self.seen = Keys()
         """The keys of bindings, and of other items that may be in the document only once."""
         self.new_exchanges: dict[str, int] = {}
         self.policy_costs: dict[str, int] = {}
@@ -146,16 +165,17 @@ class World:
         """Plan a binding. Returns False if it exists already. Raises Refused, ChannelError 406."""
         exchange = self.exchange(vhost, source)
         target = dest.of if isinstance(dest, PlannedExchange) else dest
-        planned = (vhost.name, source, target, key, identity(arguments))
+        hashed = Hashed(arguments)
+        planned = (vhost.name, source, target, key, hashed.digest)
         if planned in self.seen:
             return False
-        if exchange.of.has(target, key, arguments):
+        if exchange.of.has(target, key, hashed.digest):
             return False
         allowed = self.broker.limits
         count = self.bindings.get(vhost.name, 0) + 1
         if vhost.bindings + count > allowed.bindings_max:
             raise Refused(f"vhost '{vhost.name}' has {allowed.bindings_max} bindings with those before it, the limit")
-        exchange.add(key, target, arguments, allowed.route_steps_max)
+        exchange.add(key, target, hashed, allowed.route_steps_max)
         self.seen.add(planned)
         self.bindings[vhost.name] = count
         return True
@@ -168,7 +188,7 @@ class World:
                     break
                 if count % FREED == FREED - 1:
                     yield
-        held: tuple[Any, ...] = (self.exchanges, self.queues, self.seen, self.users)
+        held: tuple[Any, ...] = (self.exchanges, self.queues, self.users, *self.seen.parts)
         for some in held:
             while some:
                 for _ in range(min(FREED, len(some))):

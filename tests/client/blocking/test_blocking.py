@@ -25,7 +25,7 @@ def test_the_same_names_without_await(kvitto_broker: HasUrl) -> None:
         channel.publish(b"1", "letters", headers={"n": 1})
         exchange.publish(b"2")
         bodies = []
-        for message in queue.consume(timeout_s=0.05):
+        for message in queue.consume(timeout_s=1):
             with message:
                 bodies.append((message.body, message.headers))
         assert bodies == [(b"1", {"n": 1}), (b"2", {})]

@@ -13,15 +13,18 @@ from kvitto.client.aio.core import IncomingMessage
 from kvitto.client.aio.message import Fields, Message
 from kvitto.client.aio.queue import Queue
 from kvitto.client.aio.rpc import RPC
-from kvitto.client.blocking import Loop, Settling, SyncChannel, SyncMessage, SyncRPC, Wrap
+from kvitto.client.blocking.channel import SyncChannel, SyncRPC
+from kvitto.client.blocking.loop import Loop
+from kvitto.client.blocking.messages import Settling, SyncMessage, Wrap
+from kvitto.client.blocking.outbox import Outboxes
 from kvitto.client.intercept import Handling, Interceptor, fields_of, outgoing, publishing, question, streaming
 
 
 class InterceptedSyncChannel(SyncChannel):
     """A channel whose publishes and messages go through the connection's interceptors."""
 
-    def __init__(self, loop: Loop, channel: Channel, interceptors: tuple[Interceptor, ...]) -> None:
-        super().__init__(loop, channel)
+    def __init__(self, loop: Loop, channel: Channel, outboxes: Outboxes, interceptors: tuple[Interceptor, ...]) -> None:
+        super().__init__(loop, channel, outboxes)
         self._interceptors = interceptors
 
     def publish(

@@ -1,0 +1,155 @@
+"""A thread with an event loop, in which the asyncio client works for the threads of a program.
+
+Whoever waits for work in the loop gets its outcome, or Closed: work is handed over in order, none after `end`, and the end of
+the thread ends all that is left. `end` does not wait, so a callback in the thread itself may call it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from kvitto.client import disown
+from kvitto.client.aio.errors import Closed
+
+T = TypeVar("T")
+CLOSED = "the connection was closed by this program"
+
+
+class Loop:
+    """A thread with an event loop. Its methods are called from other threads, except where they say so."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.loop.set_default_executor(_Names(1, "kvitto-client-names"))
+        self._lock = threading.RLock()  # a signal handler may call what its own thread is in the middle of
+        self._last: asyncio.Future[Callable[[], Coroutine[Any, Any, None]]] = self.loop.create_future()
+        self._ending = False
+        self._disowned = False
+        self.thread = threading.Thread(target=self._main, name="kvitto-client", daemon=True)
+        disown.own(self)
+        self.thread.start()
+
+    @property
+    def ended(self) -> bool:
+        """Whether it takes no work any more."""
+        return self._disowned or self._ending
+
+    @property
+    def inside(self) -> bool:
+        """Whether the caller is in the thread itself, and must not wait for it."""
+        return threading.current_thread() is self.thread
+
+    def disown(self) -> None:
+        """Call this in a forked child: it has no such thread, and another one may have held the lock when it was forked."""
+        self._disowned = True
+        self._lock = threading.RLock()
+
+    def check(self) -> None:
+        """Raise Closed if it takes no work any more."""
+        if self._disowned:
+            raise Closed(disown.forked("connection"))
+        if self._ending:
+            raise Closed(CLOSED)
+
+    def check_waiting(self) -> None:
+        """Raise an error if the caller cannot wait for it."""
+        if self.inside:
+            raise RuntimeError("this is the client's own thread (a callback): a call that waits would wait for itself")
+        self.check()
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Begin a coroutine in the loop."""
+        try:
+            with self._lock:
+                self.check()
+                return asyncio.run_coroutine_threadsafe(work, self.loop)
+        except Closed:
+            work.close()
+            raise
+
+    def wait(self, future: Future[T]) -> T:
+        """Return the outcome of what was begun. If the caller is interrupted (KeyboardInterrupt), that is cancelled."""
+        try:
+            return future.result()
+        except CancelledError:
+            raise Closed(CLOSED) from None
+        except BaseException:
+            future.cancel()
+            raise
+
+    def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
+        """Run a coroutine in the loop and return its result. After `timeout_s` it is cancelled, and TimeoutError raised."""
+        try:
+            self.check_waiting()
+            future = self.begin(_limited(work, timeout_s))
+        except (Closed, RuntimeError):
+            work.close()
+            raise
+        return self.wait(future)
+
+    def end(self, last: Callable[[], Coroutine[Any, Any, None]]) -> bool:
+        """Take no more work, run this as the last one, and end the thread. Return False if it is ending already."""
+        with self._lock:
+            if self.ended:
+                return False
+            self._ending = True
+            self.loop.call_soon_threadsafe(self._last.set_result, last)
+            return True
+
+    def soon(self, callback: Callable[[], object]) -> None:
+        """Call this in the loop soon, unless the thread has ended."""
+        if not self._disowned:
+            with contextlib.suppress(RuntimeError):
+                self.loop.call_soon_threadsafe(callback)
+
+    def join(self) -> None:
+        """Wait until the thread has ended."""
+        if not self._disowned:
+            self.thread.join()
+
+    def _main(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        try:
+            self.loop.run_until_complete(self._live())
+        finally:  # which sys.exit() in a callback comes to at once
+            with self._lock:
+                self._ending = True
+            self.loop.run_until_complete(_end_tasks())
+            self.loop.close()
+
+    async def _live(self) -> None:
+        last = await self._last
+        await last()
+
+
+class _Names(ThreadPoolExecutor):
+    """Looks up the names of hosts. At the end of the interpreter no executor takes work; then the loop's thread does it itself."""
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        try:
+            return super().submit(fn, *args, **kwargs)
+        except RuntimeError:
+            done: Future[T] = Future()
+            try:
+                done.set_result(fn(*args, **kwargs))
+            except OSError as error:
+                done.set_exception(error)
+            return done
+
+
+async def _end_tasks() -> None:
+    await asyncio.sleep(0)  # each task begins: what was handed over last notes its end, too
+    while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _limited(work: Coroutine[Any, Any, T], timeout_s: float | None) -> T:
+    async with asyncio.timeout(timeout_s):
+        return await work

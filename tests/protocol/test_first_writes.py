@@ -1,0 +1,196 @@
+"""Queues without files wait for a commit that has room for them, so that others' confirms do not wait for thousands of new files."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvitto.broker import turning
+from kvitto.broker.queues import first_writes
+from kvitto.protocol import hub as hubs
+from kvitto.wire import methods as m
+from tests.protocol.raw import NO_PROPERTIES, content
+from tests.protocol.sansio import ProtocolHarness
+from tests.protocol.test_turns import acked, confirming, names, publish
+
+AT_ONCE = 4
+"""New files in one commit of these tests."""
+
+
+@pytest.fixture
+def harness(monkeypatch: pytest.MonkeyPatch) -> ProtocolHarness:
+    monkeypatch.setattr(first_writes, "NEW_FILES_PER_COMMIT", AT_ONCE)
+    monkeypatch.setattr(hubs, "WRITE_COST", 10 * turning.FIRST_COST)
+    return ProtocolHarness()
+
+
+def with_files(harness: ProtocolHarness) -> list[str]:
+    queues = harness.broker.vhosts["/"].queues
+    return [name for name, queue in queues.items() if queue.log.segments]
+
+
+def test_a_commit_has_few_new_files(harness: ProtocolHarness) -> None:
+    wire = confirming(harness, *names(20))
+    publish(wire, *names(20))
+    harness.turn()
+    assert with_files(harness) == names(AT_ONCE)
+    for count in range(2, 6):
+        harness.sync()
+        assert len(with_files(harness)) == AT_ONCE * (count - 1), "the commit behind is quick"
+        harness.sync()
+        assert len(with_files(harness)) == AT_ONCE * count
+    harness.settle_down()
+    assert acked(wire) == 20
+    assert [harness.broker.vhosts["/"].queues[name].ready for name in names(20)] == [1] * 20
+
+
+def test_others_are_confirmed_before(harness: ProtocolHarness) -> None:
+    """p99.9 of another client was 0.2 to 3 s while one message each for 3,000 new queues was written."""
+    flood, other = confirming(harness, *names(40)), confirming(harness, "p")
+    publish(other, "p")
+    harness.settle_down()
+    publish(flood, *names(40))
+    publish(other, "p")
+    harness.turn()
+    harness.sync()
+    harness.sync()
+    assert acked(other) == 2 and len(with_files(harness)) < 20
+    harness.settle_down()
+    assert acked(flood) == 40
+
+
+def test_a_confirm_waits_for_one_commit_full_of_files(harness: ProtocolHarness) -> None:
+    """The commit behind had as many new files, and for them the callbacks of its own were put off once more."""
+    flood, other = confirming(harness, *names(40)), confirming(harness, "p")
+    publish(other, "p")
+    harness.settle_down()
+    publish(flood, *names(40))
+    harness.turn()
+    commit = harness.store.begin_sync(everything=False)
+    commit.run()
+    publish(other, "p")
+    harness.turn()
+    harness.store.end_sync(commit)
+    harness.sync()
+    assert acked(other) == 2
+    harness.settle_down()
+
+
+def test_a_turn_has_room_for_queues_that_have_files(harness: ProtocolHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """First writes took whole turns, so that a confirm waited until the commit was full of new files: 0.7 s, seen with 3,000 queues."""
+    flood, other = confirming(harness, *names(40)), confirming(harness, "p")
+    publish(other, "p")
+    harness.settle_down()
+    publish(flood, *names(40))
+    harness.turn()
+    harness.sync()
+    commit = harness.store.begin_sync(everything=False)
+    commit.run()
+    harness.end_sync(commit)
+    monkeypatch.setattr(hubs, "WRITE_COST", 2 * turning.FIRST_COST)
+    publish(other, "p")
+    harness.turn()
+    assert len(with_files(harness)) == 1 + AT_ONCE + 1 and not harness.broker.dirty
+    monkeypatch.undo()
+    harness.settle_down()
+
+
+def test_nobody_has_to_ask_for_the_sync(harness: ProtocolHarness) -> None:
+    """Without confirms a sync comes after 0.2 s only, which would make 3,000 queues wait for 20 s."""
+    wire = harness.wire()
+    wire.put(1, *(m.QueueDeclare(name, durable=True) for name in names(20)))
+    harness.settle_down()
+    publish(wire, *names(20))
+    harness.turn()
+    for _ in range(10):
+        assert harness.store.commits.waiting
+        harness.sync()
+    assert len(with_files(harness)) == 20
+
+
+def test_nothing_of_a_queue_that_waits_is_delivered(harness: ProtocolHarness) -> None:
+    """A9: after a kill the files know of each delivery, and a queue without files knows nothing."""
+    wire, consumer = confirming(harness, *names(20)), harness.wire()
+    publish(wire, *names(20))
+    harness.turn()
+    consumer.put(1, m.BasicConsume("q19"), m.BasicGet("q18"))
+    harness.turn()
+    assert not [x for x in consumer.methods() if isinstance(x, (m.BasicDeliver, m.BasicGetOk, m.BasicGetEmpty))]
+    harness.settle_down()
+    got = [type(x) for x in consumer.methods()]
+    assert m.BasicDeliver in got and m.BasicGetOk in got
+
+
+def test_a_queue_with_much_does_not_wait(harness: ProtocolHarness) -> None:
+    """What waits is in memory, so it is limited."""
+    wire = confirming(harness, *names(20))
+    publish(wire, *names(20))
+    harness.turn()
+    body = bytes(1 + first_writes.WAITING_BYTES)
+    wire.feed(content(1, m.BasicPublish("", "q19"), NO_PROPERTIES, body))
+    harness.turn()
+    assert "q19" in with_files(harness) and "q18" not in with_files(harness)
+    harness.settle_down()
+    assert acked(wire) == 21
+    assert harness.broker.vhosts["/"].queues["q19"].ready == 2
+
+
+def test_queues_that_are_deleted_while_they_wait(harness: ProtocolHarness) -> None:
+    wire = confirming(harness, *names(20))
+    publish(wire, *names(20))
+    harness.turn()
+    wire.put(1, *(m.QueueDelete(name) for name in names(20)[5:]))
+    harness.settle_down()
+    assert acked(wire) == 20 and with_files(harness) == names(5)
+    assert not harness.broker.first_writes.waiting
+
+
+def test_a_queue_out_of_service_refuses_what_waits(harness: ProtocolHarness) -> None:
+    wire = confirming(harness, *names(20))
+    publish(wire, *names(20))
+    harness.turn()
+    harness.broker.vhosts["/"].queues["q19"].contain(RuntimeError("a bug"))
+    harness.settle_down()
+    assert any(isinstance(method, (m.ChannelClose, m.ConnectionClose)) for method in wire.methods())
+    assert len(with_files(harness)) == 19
+
+
+def test_a_transaction_is_applied_again_after_a_power_cut(harness: ProtocolHarness) -> None:
+    """Its record stays in the journal until the queues that wait have been written."""
+    flood, wire = confirming(harness, *names(20)), harness.wire()
+    wire.put(1, m.TxSelect(), *(m.QueueDeclare(name, durable=True) for name in names(3, "p")))
+    harness.settle_down()
+    wire.methods()
+    publish(flood, *names(20))
+    publish(wire, *names(3, "p"))
+    wire.put(1, m.TxCommit())
+    harness.turn()
+    for _ in range(3):
+        harness.sync()
+    assert m.TxCommitOk in [type(method) for method in wire.methods()]
+    assert not {*names(3, "p")} & {*with_files(harness)}
+    again = ProtocolHarness(harness.disk.kill())
+    queues = again.broker.vhosts["/"].queues
+    assert [queues[name].ready for name in names(3, "p")] == [1, 1, 1]
+
+
+def test_an_end_in_order_writes_what_waits(harness: ProtocolHarness) -> None:
+    wire = confirming(harness, *names(20))
+    publish(wire, *names(20))
+    harness.turn()
+    harness.broker.finish()
+    assert len(with_files(harness)) == 20 and not harness.broker.first_writes.waiting
+
+
+def test_a_full_disk(harness: ProtocolHarness) -> None:
+    """D4."""
+    wire = confirming(harness, *names(20))
+    publish(wire, *names(20))
+    harness.turn()
+    harness.disk.full = True
+    harness.settle_down()
+    assert acked(wire) < 20
+    harness.disk.full = False
+    harness.broker.retry_writes()
+    harness.settle_down()
+    assert acked(wire) == 20 and len(with_files(harness)) == 20
+    assert not any(queue.returning for queue in harness.broker.vhosts["/"].queues.values())
