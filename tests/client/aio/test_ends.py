@@ -162,6 +162,22 @@ async def test_a_channel_whose_close_was_cancelled_is_closed(kvitto_broker: HasU
         assert connection.connected and not connection._channels
 
 
+@pytest.mark.parametrize("call", ["publish", "publish_many", "declare", "get"])
+@asynchronous
+async def test_calls_beside_the_close_of_their_channel_do_not_end_the_connection(
+    kvitto_broker: HasUrl, call: str
+) -> None:
+    """Nothing may be sent behind channel.close: brokers end the connection with all other channels then."""
+    async with kvitto.connect(kvitto_broker.url, reconnect=False) as connection:
+        channel, other = await connection.channel(), await connection.channel()
+        await channel.queue("q", durable=True)
+        closing = asyncio.create_task(channel.close())
+        await asyncio.sleep(0)
+        assert isinstance(await outcome(asyncio.create_task(CALLS[call](connection, channel))), Closed)
+        await closing
+        await other.publish(b"x", "q")
+
+
 @asynchronous
 async def test_a_close_that_drops_bytes_says_so(
     kvitto_broker: HasUrl, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -43,6 +43,8 @@ class Story:
         self.number = 0
         self.told: list[str] = []
         """The steps, for a story that fails."""
+        self.waiting = ""
+        """What a task waits for that does not end."""
 
     async def open(self) -> None:
         self.channels.append(await self.connection.channel())
@@ -152,10 +154,31 @@ class Story:
             if self.rng.random() < 0.5:
                 each.cancel()
         await asyncio.gather(*closing, return_exceptions=True)
+        await self.wait()
         for outcome in await asyncio.gather(*self.tasks, return_exceptions=True):
             errors = outcome.exceptions if isinstance(outcome, BaseExceptionGroup) else [outcome]
             assert all(isinstance(each, AMQPError | asyncio.CancelledError | None) for each in errors), outcome
         assert not self.connection._channels and not self.connection.groups
+
+    async def wait(self) -> None:
+        """Wait for all tasks. Note in which await each of them is that does not end."""
+        try:
+            await asyncio.wait(self.tasks)
+        except asyncio.CancelledError:
+            for task in self.tasks:
+                if not task.done():
+                    self.waiting += "a task waits here:\n" + "\n".join(awaits(task))
+            raise
+
+
+def awaits(task: asyncio.Task[Any]) -> list[str]:
+    """The lines at which the coroutines of a task wait, the outermost first."""
+    lines = []
+    inner: Any = task.get_coro()
+    while hasattr(inner, "cr_frame") and inner.cr_frame is not None:
+        lines.append(f"  {inner.cr_frame.f_code.co_filename}:{inner.cr_frame.f_lineno} {inner.cr_frame.f_code.co_name}")
+        inner = inner.cr_await
+    return [*lines, f"  {inner!r}"]
 
 
 async def left(broker: HasUrl) -> list[bytes]:
@@ -170,7 +193,9 @@ async def left(broker: HasUrl) -> list[bytes]:
 
 @pytest.mark.parametrize("resends", [False, True])
 @asynchronous
-async def test_calls_in_odd_orders_all_end(kvitto_broker: HasUrl, resends: bool) -> None:
+async def test_calls_in_odd_orders_all_end(
+    kvitto_broker: HasUrl, resends: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     seed = int(os.environ["KVITTO_SEED"])
     async with kvitto.connect(kvitto_broker.url) as connection, connection.channel() as channel:
         for name in ("odd", "odd-many", "odd-silent", "odd-group"):
@@ -190,6 +215,9 @@ async def test_calls_in_odd_orders_all_end(kvitto_broker: HasUrl, resends: bool)
                     await story.end()
                 lost = set(story.confirmed) - set(await left(kvitto_broker))
                 assert not lost, f"confirmed and missing: {lost}"
+                refused = [text for text in caplog.messages if "connection closed: 5" in text]
+                assert not refused, refused
             except BaseException as error:
                 error.add_note(f"story {number} of seed {seed}: {', '.join(story.told)}")
+                error.add_note(story.waiting)
                 raise

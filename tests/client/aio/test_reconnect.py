@@ -427,3 +427,24 @@ async def test_publishes_wait_while_the_broker_does_not_read(kvitto_broker: HasU
         await asyncio.gather(*tasks, late)
         assert (await channel.queue("q", passive=True)).message_count == 65
         await queue.purge()
+
+
+@asynchronous
+async def test_a_publish_on_a_channel_whose_close_was_cancelled_ends_with_the_connection(kvitto_broker: HasUrl) -> None:
+    """The channel does not come back, so its messages are not sent again, and their outcome is unknown."""
+    async with Faults(kvitto_broker.port) as proxy, kvitto.connect(url(proxy), on_unconfirmed="resend") as connection:
+        channel = await connection.channel()
+        await channel.queue("q", durable=True)
+        proxy.mute = True
+        publish = asyncio.create_task(channel.publish(b"1", "q"))
+        many = asyncio.create_task(channel.publish_many([b"2"], "q"))
+        await asyncio.sleep(0)
+        closing = asyncio.create_task(channel.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.gather(closing, return_exceptions=True)
+        await cut(proxy, connection)
+        with pytest.raises(PublishUnknown):
+            await asyncio.wait_for(publish, 30)
+        with pytest.raises(AMQPError, match="1 of 1"):
+            await asyncio.wait_for(many, 30)

@@ -153,6 +153,7 @@ class Channel:
         """Wait until a publish can go out, and make the channel ready for it."""
         while True:
             port = await self.port()
+            port.check()
             if self._in_transaction:
                 self._check_transaction(port)
             elif self._transacted is port:
@@ -265,7 +266,7 @@ class Channel:
             try:
                 yield
             except BaseException:
-                if port.ended is None:
+                if port.shut is None:
                     await port.call(m.TxRollback(), m.TxRollbackOk)
                 raise
             self._check_transaction(port)
@@ -400,10 +401,11 @@ class Channel:
         for subscription in answers_first:  # a question needs them, and other tasks may ask from now on
             if subscription.started and subscription.ended is None and not subscription.cancelled:
                 await subscription.start(port)
-        if self.rpcs and self._transacted is None:  # without confirms a question that no queue takes gets no answer
-            self._select(port)
-        for rpc in self.rpcs:
-            rpc.again(port.core)
+        if port.shut is None:
+            if self.rpcs and self._transacted is None:  # without confirms a question that no queue takes gets no answer
+                self._select(port)
+            for rpc in self.rpcs:
+                rpc.again(port.core)
 
     def _select(self, port: Port) -> None:
         """Ask for confirms, once, if this channel has them."""
@@ -413,7 +415,8 @@ class Channel:
 
     def port_ended(self, port: Port, error: AMQPError) -> None:
         """From the port: give all that waits its error, or keep it for the next connection."""
-        lost = isinstance(error, ConnectionLost) and self.connection.reconnects and self.survives
+        comes_back = self.connection.reconnects and self.survives and self.closed is None
+        lost = isinstance(error, ConnectionLost) and comes_back
         if self._port is port:
             self._port = self._core = None
         for rpc in self.rpcs:
@@ -470,7 +473,7 @@ class Channel:
             subscription.cancelled = True
             subscription.core.wake()
         try:
-            if port is not None and port.ended is None:
+            if port is not None and port.shut is None:
                 with contextlib.suppress(ConnectionLost, ChannelClosed, Closed):
                     await port.close()
         finally:  # after a close that was cancelled, too: nothing may be sent behind it

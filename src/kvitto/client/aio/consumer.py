@@ -65,7 +65,7 @@ class Subscription:
             return None
         self.cancelled = True
         self.core.wake()
-        if port is None or port.ended is not None or self.ended is not None:
+        if port is None or port.shut is not None or self.ended is not None:
             self.core.messages.clear()
             return None
         future = port.call(m.BasicCancel(self.consumer_tag), m.BasicCancelOk)

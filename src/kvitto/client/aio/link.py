@@ -72,6 +72,9 @@ class Port:
         self.core: ChannelCore = link.core.open_channel(number, link.loop.create_future)
         self.calls: deque[Call] = deque()
         self.ended: AMQPError | None = None
+        """Why the channel has ended, None before."""
+        self.shut: AMQPError | None = None
+        """Why nothing more may be sent: it has ended, or `channel.close` is on its way."""
 
     def call(
         self, request: m.Method, *answers: type[M], dropped: Callable[[Any], None] | None = None
@@ -92,6 +95,7 @@ class Port:
     def close(self) -> asyncio.Future[m.Method]:
         """Close the channel in order. Nothing else is sent on it."""
         future = self.call(m.ChannelClose(200, "Goodbye"), m.ChannelCloseOk)
+        self.shut = Closed("the channel was closed by this program")
         self.core.die()
         return future
 
@@ -101,8 +105,8 @@ class Port:
             self.close().add_done_callback(forget)
 
     def check(self) -> None:
-        if self.ended is not None:
-            raise copy_of(self.ended)
+        if self.shut is not None:
+            raise copy_of(self.shut)
 
     def take(self, event: tuple[Any, ...]) -> None:
         """Handle one event of this channel."""
@@ -119,12 +123,13 @@ class Port:
             self.end(ChannelClosed(method.reply_code, method.reply_text))
         elif isinstance(method, m.BasicCancel):
             self.owner.cancelled(self, method.consumer_tag)
-            if not method.no_wait:
+            if not method.no_wait and self.shut is None:
                 self.link.answers()
                 self.tell(m.BasicCancelOk(method.consumer_tag))
         elif isinstance(method, m.ChannelFlow):
-            self.link.answers()
-            self.tell(m.ChannelFlowOk(method.active))
+            if self.shut is None:
+                self.link.answers()
+                self.tell(m.ChannelFlowOk(method.active))
         else:
             self.answer(method, None)
 
@@ -150,7 +155,7 @@ class Port:
         """End the channel: all that waits gets the error."""
         if self.ended is not None:
             return
-        self.ended = error
+        self.ended = self.shut = error
         self.core.die()
         self.link.release(self)
         calls, self.calls = self.calls, deque()
@@ -420,7 +425,7 @@ class Link(asyncio.BufferedProtocol):
         error = error or Closed(disown.forked("connection"))
         self.lost = ConnectionLost(str(error))
         for port in self.ports.values():
-            port.ended = error
+            port.ended = port.shut = error
             port.core.die()
         if self.transport is not None:
             sock = self.transport.get_extra_info("socket")

@@ -202,6 +202,6 @@ def _new_message() -> IncomingMessage:
 
 def close_soon(channel: Channel) -> None:
     port = channel.port_or_none()
-    if port is not None and port.ended is None:
+    if port is not None and port.shut is None:
         port.close_soon()
     channel.end(Closed("the read was ended by this program"))
