@@ -216,6 +216,23 @@ def first_messages(site: Site) -> Steps:
     site.wait(lambda: all(peer.ready(name) == 2 for name in names[:: max(len(names) // 10, 1)]), "the messages")
 
 
+@row("one message each for 9,000 queues that have files, in one write, and one through a fanout to all of them")
+def many_queues(site: Site) -> Steps:
+    peer = site.peer()
+    names = [f"many_queues.{number}" for number in range(site.count(9000))]
+    peer.queues(names)
+    peer.ask(m.ExchangeDeclare("many_queues", "fanout", durable=True), m.ExchangeDeclareOk)
+    peer.all((m.QueueBind(name, "many_queues") for name in names), m.QueueBindOk)
+    peer.ask(m.ConfirmSelect(), m.ConfirmSelectOk)
+    peer.send(message(b"x", "", "many_queues"))
+    peer.settled(1)
+    yield
+    peer.send(b"".join(message(b"x", name) for name in names))
+    peer.settled(len(names))
+    peer.send(message(b"x", "", "many_queues"))
+    peer.settled(1)
+
+
 @row("one delayed message each for 3,000 exchanges, in one write, all due at once")
 def first_delays(site: Site) -> Steps:
     peer = site.peer()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvitto.base.errors import ChannelError
-from kvitto.broker.queues import first_writes
+from kvitto.broker.queues import later_writes
 from kvitto.broker.queues.deduplicating import FORGOTTEN_PER_TURN, DeduplicatingQueue
 from kvitto.format.entry import DEAD
 from kvitto.store import log
@@ -418,7 +418,7 @@ def test_deliveries_go_on_when_the_message_that_a_letter_relies_on_is_written_la
 def test_deliveries_go_on_behind_a_first_write_that_has_waited(
     harness: BrokerHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(first_writes, "NEW_FILES_PER_COMMIT", 1)
+    monkeypatch.setattr(later_writes, "NEW_FILES_PER_COMMIT", 1)
     rejected(harness)
     due = list(harness.broker.records.due)
     harness.broker.records.due.clear()
@@ -426,7 +426,7 @@ def test_deliveries_go_on_behind_a_first_write_that_has_waited(
     harness.publish("other", b"takes the room for one file")
     put(harness, "a", b"plain", "late")
     harness.broker.turn(10_000)
-    assert harness.queue("late").waits_for_file
+    assert harness.queue("late").waits_for_commit
     harness.broker.records.due.extend(due)
     for _ in range(5):
         harness.broker.turn(10_000)

@@ -30,16 +30,16 @@ OF_THE_HUB = {"turn", "_serve_crowds", "flush", "unfinished", "after_sync"}
 OF_THE_CONFIRMS = {
     "note_published", "answer", "_written", "_is_late", "_targets", "_answer_written", "_look_late", "_synced",
 }  # fmt: skip
-OF_FIRST_WRITES = {"end", "may_go_on", "next", "_has_room", "_ask"}
+OF_LATER_WRITES = {"end", "may_go_on", "next", "_has_room", "_ask", "_put_off", "_load"}
 OF_THE_BROKER = {"tick", "sync_all"}
 OF_ITS_TURN = {
-    "turn", "_write_first", "_write_dirty", "_pump_late", "_note_applied", "targets", "reached", "unfinished", "flush", "write_marks",
+    "turn", "_write_later", "_write_dirty", "_pump_late", "_note_applied", "targets", "reached", "unfinished", "flush", "write_marks",
 }  # fmt: skip
 SKELETON = (
     {("protocol/hub.py", name) for name in OF_THE_HUB | PARTS}
     | {("protocol/driver.py", "schedule"), ("broker/state.py", "read_clock"), ("broker/state.py", "changes")}
     | {("protocol/confirms.py", name) for name in OF_THE_CONFIRMS | PARTS}
-    | {("broker/queues/first_writes.py", name) for name in OF_FIRST_WRITES}
+    | {("broker/queues/later_writes.py", name) for name in OF_LATER_WRITES}
     | {("broker/broker.py", name) for name in OF_THE_BROKER | PARTS}
     | {("broker/turning.py", name) for name in OF_ITS_TURN | PARTS}
     | {("broker/transfers/records.py", "apply")}

@@ -116,7 +116,7 @@ def test_new_files_do_not_keep_settlements_from_the_disk(tmp_path: Path, monkeyp
     """A11: while every other commit was full of new files, there was one commit per second with settlement logs."""
     monkeypatch.setattr("kvitto.server.driving.SETTLEMENT_LOGS_PER_COMMIT", 2)
     monkeypatch.setattr("kvitto.server.driving.NEW_FILES_PER_COMMIT", 4)
-    monkeypatch.setattr("kvitto.broker.queues.first_writes.NEW_FILES_PER_COMMIT", 4)
+    monkeypatch.setattr("kvitto.broker.queues.later_writes.NEW_FILES_PER_COMMIT", 4)
     monkeypatch.setattr("kvitto.broker.turning.FIRST_COST", 1)
 
     async def main() -> None:

@@ -16,8 +16,9 @@ import pytest
 import xxhash
 
 from kvitto.broker import jobs
+from kvitto.broker import state as broker_state
 from kvitto.broker.broker import Broker
-from kvitto.broker.queues import first_writes
+from kvitto.broker.queues import later_writes
 from kvitto.broker.queues.deduplicating import DeduplicatingQueue
 from kvitto.broker.queues.queue import Queue
 from kvitto.broker.queues.work_queue import WorkQueue
@@ -93,7 +94,9 @@ def small_world(seed: int) -> Iterator[None]:
     patch.setattr(pieces, "SLICE_BYTES", rng.choice((150, 600, 1 << 20)))
     patch.setattr(jobs, "PIECE", rng.choice((20, 100, 500)))
     patch.setattr(hub, "WRITE_COST", rng.choice((1, 60, 3000)))
-    patch.setattr(first_writes, "NEW_FILES_PER_COMMIT", Random(f"{seed} files").choice((1, 2, 32)))
+    patch.setattr(later_writes, "NEW_FILES_PER_COMMIT", Random(f"{seed} files").choice((1, 2, 32)))
+    patch.setattr(later_writes, "LOAD_PER_COMMIT", Random(f"{seed} load").choice((1, 10, 256)))
+    patch.setattr(broker_state, "CHANGES_OF_ONE", Random(f"{seed} changes").choice((0, 1, 32)))
     patch.setattr(secrets, "randbits", SeededIds.bits)
     patch.setattr(secrets, "token_bytes", SeededIds.bytes)
     patch.setattr(secrets, "token_hex", lambda n: SeededIds.bytes(n).hex())

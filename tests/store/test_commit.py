@@ -12,7 +12,7 @@ from tests.support.harness import BrokerHarness
 
 ORDER_HERE = {
     "broker/queues/deduplicating.py",
-    "broker/queues/first_writes.py",
+    "broker/queues/later_writes.py",
     "broker/transfers/in_order.py",
     "broker/transfers/onward.py",
     "broker/transfers/records.py",

@@ -11,10 +11,10 @@ cdef class TurnState:
     cdef public Timers timers
     cdef public Latencies latencies
     cdef public dict unwritten, pressed, slow, unmarked
-    cdef public object first_writes
+    cdef public object later_writes
     cdef public object dirty, late
     cdef public long long now_ms, now_us, set_back_ms
-    cdef public Py_ssize_t written, turns, allowance, left
+    cdef public Py_ssize_t written, turns, allowance, left, changes_each, changes_left
     cdef public bint replaying, clock_is_read, behind, full
 
     @cython.locals(now_ms="long long")

@@ -10,8 +10,9 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from kvitto.base.clock import Clock
+from kvitto.base.limits import CHANGES_OF_ONE
 from kvitto.broker.latencies import Latencies
-from kvitto.broker.queues.first_writes import FirstWrites
+from kvitto.broker.queues.later_writes import LaterWrites
 from kvitto.broker.timers import Timers
 from kvitto.store.store import Store
 
@@ -37,6 +38,8 @@ class TurnState:
         self.latencies = Latencies()
         self.dirty: deque[Queue] = deque()
         """Queues that have changed, in the order of their changes, until a turn has delivered and written their messages."""
+        self.changes_each = self.changes_left = CHANGES_OF_ONE
+        """How many queues one source of changes may put into `dirty` before further ones yield to others, and the rest of that."""
         self.written = 0
         """How many of them turns have written. A change made when `changes` was n is in the files once `written` is n."""
         self.turns = 0
@@ -52,8 +55,8 @@ class TurnState:
         self.slow: dict[Queue, None] = {}
         """Queues with batches that take several turns to be written. They count as `written`, although newer messages of theirs are
         in no file yet."""
-        self.first_writes = FirstWrites(store.commits)
-        """Queues whose first write waits. They count as `written` too."""
+        self.later_writes = LaterWrites(store.commits)
+        """Queues that wait for a commit with room for them. They count as `written` too."""
         self.unmarked: dict[Queue, None] = {}
         """Queues that may have delivered since they were written. Their files do not have the delivered mark for that yet (A9)."""
         self.full = False
@@ -65,7 +68,11 @@ class TurnState:
         """Whether so many bytes wait to be written (BEHIND_BYTES) that publishers have to wait."""
 
     def read_clock(self) -> None:
-        """Read the clock once before input is handled: a message's time to live begins when it comes, not with the last turn."""
+        """Read the clock once before input is handled: a message's time to live begins when it comes, not with the last turn.
+
+        Whoever does so is a source of changes.
+        """
+        self.changes_left = self.changes_each
         now_ms = self.clock.now_ms()
         if now_ms < self.now_ms:
             self.set_back_ms = now_ms

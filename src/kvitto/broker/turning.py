@@ -36,8 +36,8 @@ QUEUE_COST = 25
 """The cost of one write of a queue, without the bytes of its messages, in units of about a microsecond."""
 FIRST_COST = 500
 """The cost of the first write of a queue, which makes a directory and a file. The file system takes most of it."""
-LOOK_COST = 5
-"""The cost of finding that the first write of a queue has to wait."""
+LOOK_COST = 2
+"""The cost of finding that a queue has to wait."""
 SLICE_COST = 1200
 """The cost of writing a slice of a large batch (store/pieces.py). Most slices take less time, some take several times as long."""
 BEHIND_BYTES = 64 << 20
@@ -64,7 +64,7 @@ class Turning(TurnState):
         self._noted = 0
         """The last record that has been put into `_applied`."""
         self._applied_to_slow: deque[tuple[Targets, int, int]] = deque()
-        """Applied records that still wait until slow queues, and so many `first_writes`, have been written."""
+        """Applied records that still wait until slow queues, and so many `later_writes`, have been written."""
         self.on_full: Callable[[bool], None] = lambda full: None
         self._pool: list[Batch] = []
 
@@ -79,7 +79,7 @@ class Turning(TurnState):
             or self.records.due
             or self.dead_letters.moves
             or self.stages.due
-            or self.first_writes.waiting
+            or self.later_writes.waiting
             or self.store.has_work()
         )
 
@@ -91,7 +91,7 @@ class Turning(TurnState):
             or self.records.due
             or self.jobs.waiting
             or self.readers.ready
-            or self.first_writes.may_go_on
+            or self.later_writes.may_go_on
             or self.store.has_work()
         )
 
@@ -103,6 +103,7 @@ class Turning(TurnState):
         if not self.clock_is_read:
             self.read_clock()
         self.clock_is_read = False
+        self.changes_left = self.changes_each
         self.turns += 1
         if self.store.has_work():
             self.store.work()
@@ -115,10 +116,10 @@ class Turning(TurnState):
             self._pump_late()
         if self.readers.ready:
             walls.run(self.readers, self.readers.pump)
-        self.first_writes.limited = most < sys.maxsize
-        if self.first_writes.waiting:
+        self.later_writes.limited = most < sys.maxsize
+        if self.later_writes.waiting:
             # half of the turn is for queues that have files: who waits for those does not wait for all new ones
-            most -= self._write_first(most - most // 2)
+            most -= self._write_later(most - most // 2)
         while True:
             most = self._write_dirty(most)
             if self.faults.failed:
@@ -139,8 +140,9 @@ class Turning(TurnState):
                 queue.tail.closed.clear()
         if (self._applied or self._applied_to_slow) and not self.unwritten:
             self._note_applied()
-        self.behind = (len(self.dirty) + len(self.first_writes.waiting)) * self._queue_size > BEHIND_BYTES
+        self.behind = (len(self.dirty) + len(self.later_writes.waiting)) * self._queue_size > BEHIND_BYTES
         self.left, self.allowance = self.allowance, ALLOWANCE
+        self.changes_left = self.changes_each
 
     def _write_dirty(self, most: int) -> int:
         """Deliver and write the messages of the queues that are dirty now. Returns what is left of the cost."""
@@ -150,17 +152,22 @@ class Turning(TurnState):
             queue = self.dirty.popleft()
             queue.dirty = False
             try:
+                if queue.yields and queue.lets_others_first():
+                    most -= LOOK_COST
+                    self.written += 1
+                    continue
                 queue.pump()
             except Exception as error:  # noqa: BLE001 - the wall around this queue
                 queue.contain(error)
             if queue in self.slow:
-                size, cost = pieces.WHOLE_BYTES, SLICE_COST
+                size = min(sum(batch.own_bytes() for batch in queue.tail.closed), pieces.WHOLE_BYTES)
+                cost = _cost_of_slice(queue)
             else:
                 tail = queue.tail.batch
                 size = 0 if tail is None else min(tail.size(), pieces.WHOLE_BYTES)
                 cost = QUEUE_COST + (size >> 11)
             self.flush(queue)
-            if queue.waits_for_file:
+            if queue.waits_for_commit:
                 cost = LOOK_COST
             elif not queue.has_files and queue.log.segments:
                 cost += FIRST_COST
@@ -169,12 +176,17 @@ class Turning(TurnState):
             self.written += 1
         return most
 
-    def _write_first(self, most: int) -> int:
-        """Write queues whose first write has waited, while their commit has room for them, and up to a cost of `most`. Returns the cost."""
+    def _write_later(self, most: int) -> int:
+        """Write queues that have waited, while their commit has room for them, and up to a cost of `most`. Returns the cost."""
         cost = 0
-        while cost < most and (queue := self.first_writes.next()) is not None:
-            self.flush(queue)
-            cost += FIRST_COST if queue.log.segments else LOOK_COST
+        while cost < most and (queue := self.later_writes.next()) is not None:
+            if queue.has_files:
+                cost += _cost_of_slice(queue) if queue in self.slow else QUEUE_COST
+                walls.run(queue, queue.waits_no_more)
+                self.flush(queue)
+            else:
+                self.flush(queue)
+                cost += FIRST_COST if queue.log.segments else LOOK_COST
             # it is slow, or the disk is full: whoever waits for it has to go on waiting
             if queue.unwritten_from < queue.next:
                 for targets, _, _ in self._applied_to_slow:
@@ -187,10 +199,10 @@ class Turning(TurnState):
         late = self._applied_to_slow
         while self._applied and self._applied[0][0] <= self.written:
             applied = self._applied.popleft()[1]
-            if late or self.slow or self.first_writes.waiting:
-                late.append((self.targets(self.slow), self.first_writes.end, applied))
+            if late or self.slow or self.later_writes.waiting:
+                late.append((self.targets(self.slow), self.later_writes.end, applied))
                 applied = -1
-        while late and self.reached(late[0][0]) and late[0][1] <= self.first_writes.done:
+        while late and self.reached(late[0][0]) and late[0][1] <= self.later_writes.done:
             applied = late.popleft()[2]
         if applied >= 0:
             self.store.journal.turn_written(applied)
@@ -253,7 +265,7 @@ class Turning(TurnState):
     def press(self, on: bool) -> None:
         """Make large batches wait for the disk (True), or let those that have waited go on in the next turn (False)."""
         self.store.pressed = on
-        if not on and self.pressed:
+        if not on:
             pressed, self.pressed = self.pressed, {}
             for queue in pressed:
                 queue.mark_dirty()
@@ -290,6 +302,11 @@ class Turning(TurnState):
             if len(self._pool) >= POOL_LARGE or batch.shared:
                 batch.release()
             self._pool.append(batch)
+
+
+def _cost_of_slice(queue: Queue) -> int:
+    """Return the cost of writing the first slice of a queue's large batches."""
+    return QUEUE_COST + SLICE_COST * min(queue.unwritten_bytes, pieces.SLICE_BYTES) // pieces.SLICE_BYTES
 
 
 def nothing() -> None:

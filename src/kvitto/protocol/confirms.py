@@ -121,7 +121,7 @@ class Confirms:
             if published.changes > broker.written:
                 break
             self._published.popleft()
-            if not (broker.slow or self._late or broker.first_writes.waiting) or not self._is_late(published):
+            if not (broker.slow or self._late or broker.later_writes.waiting) or not self._is_late(published):
                 self._written(published, waiting)
         if self._waiting:
             self._answer_written()
@@ -168,8 +168,9 @@ class Confirms:
     def _targets(self, routed: list[list[Queue]]) -> Targets:
         """Return the queues that have counted as written before they were, out of lists of queues, with their ends."""
         found = [queue for queue in self.broker.slow if any(queue in queues for queues in routed)]
-        if self.broker.first_writes.waiting:
-            found += [queue for queues in routed for queue in queues if queue.waits_for_file]
+        if self.broker.later_writes.waiting:
+            # a queue may have been written although it has a place in the line
+            found += [q for queues in routed for q in queues if q.waits_for_commit and q.unwritten_from < q.next]
         return self.broker.targets(found)
 
     def _look_late(self, waiting: list[Published]) -> None:

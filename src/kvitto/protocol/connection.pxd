@@ -9,7 +9,7 @@ from kvitto.protocol.output cimport Output
 
 cdef unsigned int _PUBLISH, _ACK
 cdef int _KIND_ACK, _UNKNOWN, _MORE, _RUNNING, _CLOSING
-cdef Py_ssize_t _READ_BUDGET
+cdef Py_ssize_t _READ_BUDGET, _CHANGES_LATER
 
 cdef class Connection:
     cdef object __weakref__

@@ -84,6 +84,7 @@ _MORE = MORE
 _RUNNING = RUNNING
 _CLOSING = CLOSING
 _READ_BUDGET = READ_BUDGET
+_CHANGES_LATER = 1  # input that goes on belongs to much input
 
 
 class Transport(Protocol):
@@ -179,6 +180,7 @@ class Connection:
             if self.publisher or not broker.clock_is_read:  # only messages need to know exactly when they came
                 broker.read_clock()
                 broker.clock_is_read = True
+            broker.changes_left = broker.changes_each
             if not self.yielded:
                 self.budget = _READ_BUDGET
                 if self.publisher and broker.behind:
@@ -230,6 +232,7 @@ class Connection:
         if self.stalled or self.choked:
             return 0
         self.budget = _READ_BUDGET
+        self.broker.changes_left = _CHANGES_LATER
         self.unstall()
         return _READ_BUDGET - self.budget
 

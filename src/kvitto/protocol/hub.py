@@ -69,6 +69,7 @@ class Hub:
         if self._yielded:
             self._go_on()
         if broker.jobs.waiting:
+            broker.changes_left = 0  # they are long work
             walls.run(broker.jobs, broker.jobs.run)
         if self._crowds:
             self._serve_crowds()

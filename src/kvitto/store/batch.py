@@ -194,6 +194,10 @@ class Batch:
         """Bytes that this tail takes on disk."""
         return _HEADER + self.index.n + self.meta.n + self.body.n
 
+    def own_bytes(self) -> int:
+        """Bytes that it takes in memory, without the body of a message of the journal, which it shares with other queues."""
+        return self.index.n + self.meta.n + (0 if self.shared and self.journal else self.body.n)
+
     def body_len(self, i: int) -> int:
         return entry.body_len(self.index.p, self.index_at + entry.SIZE * i)
 

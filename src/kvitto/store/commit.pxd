@@ -20,7 +20,7 @@ cdef class GroupCommit:
     cdef public object begun, allowed
     cdef public Commit running
     cdef public unsigned long long syncs
-    cdef public Py_ssize_t unsynced, new_files, new_before
+    cdef public Py_ssize_t unsynced, new_files, new_before, load, load_before
     cdef public bint syncing, in_haste, waiting, messages_wanted
     cdef object _disk, _unannounced
     cdef public dict rest

@@ -187,6 +187,8 @@ class GroupCommit:
         """How many segments were made since the last commit of messages began."""
         self.new_before = 0
         """How many of the segments in the last commit were new."""
+        self.load = self.load_before = 0
+        """What queues that yield have written since then, and what of that the last commit had (broker/queues/later_writes.py)."""
         self.waiting = False
         """Whether somebody waits for the next sync. It is asked several times in each turn."""
         self._unannounced: deque[Commit] = deque()
@@ -328,7 +330,7 @@ class GroupCommit:
         commit = self.running = Commit(self._disk, list(self._files), list(self._dirs))
         commit.number = self.syncs + 1
         self.waiting = False
-        self.new_before = 0
+        self.new_before = self.load_before = 0
         self._files.clear()
         self._dirs.clear()
         if everything or self.messages_wanted:
@@ -342,6 +344,7 @@ class GroupCommit:
             self.messages_wanted = False
             commit.size, self.unsynced = self.unsynced, 0
             self.new_before, self.new_files = self.new_files, 0
+            self.load_before, self.load = self.load, 0
         if everything and not (most and self.rest):
             self.rest.update(self._acks)
             self._acks.clear()

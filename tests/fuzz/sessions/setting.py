@@ -15,7 +15,8 @@ from kvitto.base.limits import DEFAULTS
 from tests.sim.world import small_world
 
 SMALL: dict[str, dict[str, tuple[object, ...]]] = {
-    "kvitto.broker.queues.first_writes": {"NEW_FILES_PER_COMMIT": (1, 2, 32)},
+    "kvitto.broker.queues.later_writes": {"NEW_FILES_PER_COMMIT": (1, 2, 32), "LOAD_PER_COMMIT": (1, 10, 256)},
+    "kvitto.broker.state": {"CHANGES_OF_ONE": (0, 1, 32)},
     "kvitto.broker.queues.leaving": {"LEAVING_PER_TURN": (1, 1, 3, 10_000)},
     "kvitto.broker.queues.retries": {"RETRIES_PER_TURN": (1, 3, 10_000)},
     "kvitto.broker.transfers.deadletter": {

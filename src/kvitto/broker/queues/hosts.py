@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from kvitto.broker.jobs import Jobs
     from kvitto.broker.latencies import Latencies
     from kvitto.broker.queues.budget import Budget
-    from kvitto.broker.queues.first_writes import FirstWrites
+    from kvitto.broker.queues.later_writes import LaterWrites
     from kvitto.broker.queues.queue import Queue
     from kvitto.broker.timers import Timers
     from kvitto.broker.transfers.deadletter import DeadLetters
@@ -46,7 +46,8 @@ class Turns(Protocol):
     """Queues with batches that take several turns to be written."""
     pressed: dict[Queue, None]
     """The queues of `slow` that wait until the disk has caught up."""
-    first_writes: FirstWrites
+    changes_left: int
+    later_writes: LaterWrites
 
     store: Store
     clock: Clock

@@ -16,7 +16,7 @@ cdef class Queue:
     cdef public dict arguments
     cdef public list consumers, group_holders
     cdef public bint durable, exclusive, auto_delete, archived, writes_all, deleted, single, had_consumer
-    cdef public bint dirty, shown, late, held_back, has_files, waits_for_file, checking, rejects, limited, may_expire, prioritises
+    cdef public bint dirty, shown, late, held_back, has_files, waits_for_commit, yields, checking, rejects, limited, may_expire, prioritises
     cdef public Py_ssize_t returning, return_cost, ready_bytes, unacked, unacked_bytes
     cdef public unsigned long long serials
     cdef public long long used_ms, ttl_ms, consumer_timeout_ms
@@ -40,6 +40,7 @@ cdef class Queue:
     cpdef mark_dirty(self)
     cpdef show(self)
     cpdef write_early(self)
+    cdef bint lets_others_first(self) except -1
     cpdef bint _must_wait(self, unsigned long long delivered) except -1
     @cython.locals(tail=Batch)
     cpdef bint _is_slow(self) except -1

@@ -117,8 +117,10 @@ class Queue:
         """The number of reasons why nothing is delivered for now. Each of them ends with `end_return`."""
         self.held_back = False
         """Whether one of them is that closed batches are being written, or that the first write has to wait."""
-        self.has_files = self.waits_for_file = False
-        """Whether the log is known to have files, and whether the first write waits for a commit with room for one (first_writes.py)."""
+        self.has_files = self.waits_for_commit = self.yields = False
+        """Whether the log is known to have files, whether the queue waits for a commit with room for it (later_writes.py), and whether
+        others are written first, because what has changed it last had changed many queues before.
+        """
         self.checking = False
         """Whether one of them is that a large batch is being checked in pieces."""
 
@@ -197,6 +199,11 @@ class Queue:
     def unwritten_from(self) -> int:
         """The first offset whose message is not in the files yet."""
         return self.tail.unwritten_from
+
+    @property
+    def unwritten_bytes(self) -> int:
+        """The bytes of these messages."""
+        return sum(batch.size() for batch in self.tail.batches)
 
     # -- append ----------------------------------------------------------------------------------------------
 
@@ -360,6 +367,8 @@ class Queue:
         """Have the next turn look at this queue."""
         if not self.dirty and not self.deleted:
             self.dirty = True
+            self.broker.changes_left -= 1
+            self.yields = self.broker.changes_left < 0
             self.broker.dirty.append(self)
 
     def show(self) -> None:
@@ -395,12 +404,34 @@ class Queue:
             self._hold_back(not self.broker.full)
         self.tail.close()
 
+    def lets_others_first(self) -> bool:
+        """Return whether messages that a wide source has brought wait for a commit with room for them. If so, nothing is delivered."""
+        if self.shown or self.has_settlements() or self.log.is_writing:
+            return False
+        self.has_files = self.has_files or bool(self.log.segments)
+        if not self.broker.later_writes.lets_others_first(self):
+            return False
+        self._hold_back(True)
+        return True
+
+    def has_settlements(self) -> bool:
+        """Whether the next write has settlements."""
+        return False
+
+    def waits_no_more(self) -> None:
+        """Deliver what has waited for a commit. The caller then writes it."""
+        was, self.dirty = self.dirty, True  # the turn need not look at it once more
+        if not self.tail.closed:
+            self._hold_back(False)
+        self.dirty = was
+        self.pump()
+
     def _must_wait(self, delivered: int) -> bool:
         """Return whether the first write has to wait. Messages below the offset `delivered` may be on their way to a peer."""
         if self.log.segments:
             self.has_files = True
             return False
-        if not self.broker.first_writes.must_wait(self, delivered):
+        if not self.broker.later_writes.must_wait(self, delivered):
             return False
         self._hold_back(True)
         return True

@@ -616,7 +616,7 @@ class WorkQueue(Queue):
                 self.expire()
             if self.limited:
                 self.enforce_limits()
-        if not self.has_files and not self.settlements.entries.n and self._must_wait(delivered):
+        if not self.has_files and not self.has_settlements() and self._must_wait(delivered):
             return
         if self.backlog.ranked:
             self.backlog.admit()  # before the write, while the messages are in memory
@@ -641,6 +641,9 @@ class WorkQueue(Queue):
         if not self.backlog.any_ready():
             self.ready_bytes = self.estimates = 0  # it still counted messages that were lost to damage
         self.backlog.release_unused()
+
+    def has_settlements(self) -> bool:
+        return self.settlements.entries.n > 0
 
     def _write_open(self, batch: Batch) -> None:
         """Write the open batch, unless all of it is settled already."""

@@ -39,6 +39,8 @@ class Records:
         """How many records wait until the messages that they settle are durable."""
         self._unwritten: deque[Waiting] = deque()
         """A large record that is being written in slices, and the records behind it."""
+        self._begun = False
+        """Whether the first of these has been applied in part."""
         self.due: deque[tuple[int, Callable[[], object]]] = deque()
         """The announced records that have not been applied yet, in order, each as (number of messages, function that applies it).
 
@@ -87,14 +89,19 @@ class Records:
         else:
             self._wrote(record, done)
 
-    def _write_slices(self) -> Iterator[None]:
-        """Write a large record, a slice in each piece, and then the records that have come meanwhile."""
-        write_some = self._broker.store.journal.write_some
+    def _write_slices(self) -> Iterator[bool]:
+        """Write a large record, a slice in each piece, and then the records that have come meanwhile.
+
+        Slices wait for the disk as large batches do: everybody's next sync has what was written.
+        """
+        store = self._broker.store
+        write_some = store.journal.write_some
         while self._unwritten:
             record, done, full = self._unwritten[0]
             try:
                 while not walls.essential("the journal", write_some, record, pieces.SLICE_BYTES):
-                    yield
+                    store.commits.unsynced += pieces.SLICE_BYTES
+                    yield not store.pressed
             except StoreFull:
                 walls.run(self._broker.jobs, full)
             else:
@@ -116,10 +123,13 @@ class Records:
         left = APPLIED_PER_TURN if most < sys.maxsize else most
         while self.due and left > 0:
             count, apply = self.due[0]
+            self._broker.changes_left = 0 if self._begun else self._broker.changes_each
             # a record that is not applied to its end is continued in the next turn, and those behind it wait
             if walls.essential("what the journal has for the queues", apply):
                 left -= APPLIED_PIECE
+                self._begun = True
                 continue
+            self._begun = False
             self.due.popleft()
             left -= count
 

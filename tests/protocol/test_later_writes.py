@@ -1,15 +1,15 @@
-"""Queues without files wait for a commit that has room for them, so that others' confirms do not wait for thousands of new files."""
+"""Queues wait for a commit that has room for them, so that others' confirms do not wait for a commit of thousands of files."""
 
 from __future__ import annotations
 
 import pytest
 
-from kvitto.broker import turning
-from kvitto.broker.queues import first_writes
+from kvitto.broker import state, turning
+from kvitto.broker.queues import later_writes
 from kvitto.protocol import hub as hubs
 from kvitto.wire import methods as m
 from tests.protocol.raw import NO_PROPERTIES, content
-from tests.protocol.sansio import ProtocolHarness
+from tests.protocol.sansio import ProtocolHarness, Wire
 from tests.protocol.test_turns import acked, confirming, names, publish
 
 AT_ONCE = 4
@@ -18,7 +18,7 @@ AT_ONCE = 4
 
 @pytest.fixture
 def harness(monkeypatch: pytest.MonkeyPatch) -> ProtocolHarness:
-    monkeypatch.setattr(first_writes, "NEW_FILES_PER_COMMIT", AT_ONCE)
+    monkeypatch.setattr(later_writes, "NEW_FILES_PER_COMMIT", AT_ONCE)
     monkeypatch.setattr(hubs, "WRITE_COST", 10 * turning.FIRST_COST)
     return ProtocolHarness()
 
@@ -125,7 +125,7 @@ def test_a_queue_with_much_does_not_wait(harness: ProtocolHarness) -> None:
     wire = confirming(harness, *names(20))
     publish(wire, *names(20))
     harness.turn()
-    body = bytes(1 + first_writes.WAITING_BYTES)
+    body = bytes(1 + later_writes.WAITING_BYTES)
     wire.feed(content(1, m.BasicPublish("", "q19"), NO_PROPERTIES, body))
     harness.turn()
     assert "q19" in with_files(harness) and "q18" not in with_files(harness)
@@ -141,7 +141,7 @@ def test_queues_that_are_deleted_while_they_wait(harness: ProtocolHarness) -> No
     wire.put(1, *(m.QueueDelete(name) for name in names(20)[5:]))
     harness.settle_down()
     assert acked(wire) == 20 and with_files(harness) == names(5)
-    assert not harness.broker.first_writes.waiting
+    assert not harness.broker.later_writes.waiting
 
 
 def test_a_queue_out_of_service_refuses_what_waits(harness: ProtocolHarness) -> None:
@@ -178,7 +178,7 @@ def test_an_end_in_order_writes_what_waits(harness: ProtocolHarness) -> None:
     publish(wire, *names(20))
     harness.turn()
     harness.broker.finish()
-    assert len(with_files(harness)) == 20 and not harness.broker.first_writes.waiting
+    assert len(with_files(harness)) == 20 and not harness.broker.later_writes.waiting
 
 
 def test_a_full_disk(harness: ProtocolHarness) -> None:
@@ -194,3 +194,122 @@ def test_a_full_disk(harness: ProtocolHarness) -> None:
     harness.settle_down()
     assert acked(wire) == 20 and len(with_files(harness)) == 20
     assert not any(queue.returning for queue in harness.broker.vhosts["/"].queues.values())
+
+
+# -- queues that have files, changed by a source that changes many ----------------------------------------------------------------------
+
+LOAD = 8
+"""Writes of queues that yield in one commit of these tests."""
+OWN = 3
+"""Queues that one source changes before further ones yield."""
+
+
+@pytest.fixture
+def wide(monkeypatch: pytest.MonkeyPatch) -> ProtocolHarness:
+    """A broker with 20 queues that have files, all of them bound to a fanout."""
+    monkeypatch.setattr(later_writes, "LOAD_PER_COMMIT", LOAD)
+    monkeypatch.setattr(state, "CHANGES_OF_ONE", OWN)
+    monkeypatch.setattr(later_writes, "NEW_LOAD", 1)
+    harness = ProtocolHarness()
+    wire = confirming(harness, *names(20))
+    wire.put(1, m.ExchangeDeclare("wide", "fanout"), *(m.QueueBind(name, "wide") for name in names(20)))
+    harness.settle_down()
+    publish(wire, *names(20))
+    harness.settle_down()
+    harness.sync()
+    return harness
+
+
+def written(harness: ProtocolHarness) -> int:
+    """How many of the queues have the second message in their file."""
+    queues = harness.broker.vhosts["/"].queues
+    return sum(queues[name].log.next > 1 for name in names(20))
+
+
+def to_all(wire: Wire, body: bytes = b"x") -> None:
+    wire.feed(content(1, m.BasicPublish("wide", ""), NO_PROPERTIES, body))
+
+
+def test_a_commit_has_few_queues_of_a_wide_message(wide: ProtocolHarness) -> None:
+    """All 9,000 files of a message to 9,000 queues were in one commit: others' confirms waited for 0.4 s."""
+    wire = confirming(wide)
+    to_all(wire)
+    for _ in range(3):
+        wide.turn()
+    assert written(wide) == OWN + LOAD
+    wide.sync()
+    assert written(wide) == OWN + LOAD, "the commit behind is quick"
+    wide.sync()
+    assert written(wide) == OWN + 2 * LOAD and not acked(wire)
+    wide.settle_down()
+    assert acked(wire) == 1 and written(wide) == 20
+
+
+def test_others_are_confirmed_before_a_wide_message(wide: ProtocolHarness) -> None:
+    wire, other = confirming(wide), confirming(wide, "p")
+    publish(other, "p")
+    wide.settle_down()
+    to_all(wire)
+    publish(other, "p")
+    wide.turn()
+    wide.sync()
+    assert acked(other) == 2 and written(wide) < 20
+    wide.settle_down()
+
+
+def test_a_queue_that_yields_is_written_when_another_source_changes_it(wide: ProtocolHarness) -> None:
+    """Its place in the line stays, so that whoever waits for the line to be written waits for no more than that."""
+    wire, other = confirming(wide), confirming(wide)
+    to_all(wire)
+    wide.turn()
+    queue = wide.broker.vhosts["/"].queues["q19"]
+    assert queue.waits_for_commit and queue.log.next == 1
+    publish(other, "q19")
+    wide.turn()
+    assert queue.waits_for_commit and queue.log.next == 3
+    wide.sync()
+    assert acked(other) == 1
+    wide.settle_down()
+    assert acked(wire) == 1 and not wide.broker.later_writes.waiting
+
+
+def test_a_queue_that_yields_delivers_when_it_is_written(wide: ProtocolHarness) -> None:
+    """A9."""
+    wire, consumer = confirming(wide), wide.wire()
+    consumer.put(1, m.BasicConsume("q19", no_ack=True))
+    wide.settle_down()
+    consumer.methods()
+    to_all(wire)
+    wide.turn()
+    assert not [x for x in consumer.methods() if isinstance(x, m.BasicDeliver)]
+    wide.settle_down()
+    assert len([x for x in consumer.methods() if isinstance(x, m.BasicDeliver)]) == 1
+    assert acked(wire) == 1
+
+
+def test_a_page_to_many_queues_yields(wide: ProtocolHarness) -> None:
+    wire = confirming(wide)
+    publish(wire, *names(20))
+    for _ in range(3):
+        wide.turn()
+    assert written(wide) == OWN + LOAD
+    wide.settle_down()
+    assert acked(wire) == 20
+
+
+def test_an_end_in_order_writes_a_wide_message(wide: ProtocolHarness) -> None:
+    wire = confirming(wide)
+    to_all(wire)
+    wide.turn()
+    wide.broker.finish()
+    assert written(wide) == 20 and not wide.broker.later_writes.waiting
+
+
+def test_large_bodies_of_a_wide_message_count_as_more(wide: ProtocolHarness) -> None:
+    wire = confirming(wide)
+    to_all(wire, bytes(3 << later_writes.LOAD_SHIFT))
+    for _ in range(3):
+        wide.turn()
+    assert written(wide) == OWN + LOAD // 4
+    wide.settle_down()
+    assert acked(wire) == 1 and written(wide) == 20
