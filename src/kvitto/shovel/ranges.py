@@ -18,8 +18,8 @@ from kvitto.wire import methods as m
 
 FIRST_LOAD = 64
 """The offsets of the first load, whose messages may be large. Later loads grow or shrink by the size of the last one."""
-LOOK_S = 0.02
-"""The time between two looks at a queue that has no more messages."""
+LOOK_S, LOOK_MAX_S = 0.02, 0.25
+"""The time after which a queue that has no more messages is looked at again. It doubles as long as none come."""
 
 
 def group_of(writer: str, work: str) -> str:
@@ -44,6 +44,7 @@ class RangeSource:
         self._group = group or ""
         self._stream = group is None
         self._offsets = FIRST_LOAD
+        self._look_s = LOOK_S
 
     @classmethod
     async def open(cls, connection: Connection, name: str, group: str | None) -> RangeSource:
@@ -86,8 +87,11 @@ class RangeSource:
             looked = await self._channel.call(m.LogInspect(self._queue.name), m.LogInspectOk)
             self._same(looked.incarnation)
             self.next = looked.next
-            if self.start >= self.next:
-                await asyncio.sleep(min(LOOK_S, wait_s))
+            if self.start < self.next:
+                self._look_s = LOOK_S
+            else:
+                await asyncio.sleep(min(self._look_s, wait_s))
+                self._look_s = min(2 * self._look_s, LOOK_MAX_S)
 
     async def _read(self, end: int) -> tuple[list[IncomingMessage], int]:
         """Return the messages below `end`, and the offset at which the next load starts."""
