@@ -273,6 +273,20 @@ def test_a_queue_that_yields_is_written_when_another_source_changes_it(wide: Pro
     assert acked(wire) == 1 and not wide.broker.later_writes.waiting
 
 
+def test_queues_that_yield_are_deleted_or_fail_while_they_wait(wide: ProtocolHarness) -> None:
+    wire, consumer = confirming(wide), wide.wire()
+    consumer.put(1, *(m.BasicConsume(name, no_ack=True) for name in names(20)[10:]))
+    wide.settle_down()
+    to_all(wire)
+    wide.turn()
+    wide.wire().put(1, *(m.QueueDelete(name) for name in names(20)[12:16]))
+    wide.broker.vhosts["/"].queues["q19"].contain(RuntimeError("a bug"))
+    wide.settle_down()
+    assert not wide.broker.later_writes.waiting and not wide.broker.slow
+    queues = wide.broker.vhosts["/"].queues
+    assert [queues[name].log.next for name in names(12)] == [2] * 12
+
+
 def test_a_queue_that_yields_delivers_when_it_is_written(wide: ProtocolHarness) -> None:
     """A9."""
     wire, consumer = confirming(wide), wide.wire()

@@ -180,6 +180,8 @@ class Turning(TurnState):
         """Write queues that have waited, while their commit has room for them, and up to a cost of `most`. Returns the cost."""
         cost = 0
         while cost < most and (queue := self.later_writes.next()) is not None:
+            if queue.deleted:
+                continue
             if queue.has_files:
                 cost += _cost_of_slice(queue) if queue in self.slow else QUEUE_COST
                 walls.run(queue, queue.waits_no_more)

@@ -33,6 +33,8 @@ from kvitto.store.taking import Taking
 ASK_S = 3.0
 """The broker is asked this often whether it still keeps the files, so that it knows that somebody takes the backup."""
 READY_S = 0.02
+PAUSES = 2.0
+"""After each step of the copying there is a pause of so many times its length, in which the disk is the broker's alone."""
 SHOW_S = 0.2
 NICENESS = 10
 MIB = 1 << 20
@@ -170,10 +172,12 @@ class Backup:
             raise Failure(
                 REFUSED, f"there is no room in {self._directory}: {need}, {max(free, 0) / MIB:.0f} MiB are free"
             )
-        done = 0
+        done, began = 0, time.monotonic()
         for size in taking.steps():
             done += size
             self._go_on(f"{done / MIB:.0f} of {taking.bytes / MIB:.0f} MiB copied, {taking.linked} files linked")
+            time.sleep(PAUSES * (time.monotonic() - began))
+            began = time.monotonic()
         self._api.get("backup", self._name)  # it has kept the files until now: nothing is missing
         taking.complete()
         return taking

@@ -167,11 +167,11 @@ class Confirms:
 
     def _targets(self, routed: list[list[Queue]]) -> Targets:
         """Return the queues that have counted as written before they were, out of lists of queues, with their ends."""
-        found = [queue for queue in self.broker.slow if any(queue in queues for queues in routed)]
-        if self.broker.later_writes.waiting:
-            # a queue may have been written although it has a place in the line
-            found += [q for queues in routed for q in queues if q.waits_for_commit and q.unwritten_from < q.next]
-        return self.broker.targets(found)
+        slow = self.broker.slow
+        # a queue that waits for a commit may have been written although it has a place in the line
+        return self.broker.targets(
+            q for queues in routed for q in queues if q in slow or (q.waits_for_commit and q.unwritten_from < q.next)
+        )
 
     def _look_late(self, waiting: list[Published]) -> None:
         """Handle the confirms that no longer wait for slow queues."""

@@ -20,7 +20,7 @@ from kvitto.store.store import FORMAT, OF_BACKUP, refuse_inside
 
 WHOLE = -1
 """Stands for the length of a file that is taken as it is."""
-SYNC_BYTES = 4 << 20
+SYNC_BYTES = 1 << 20
 """Copies are synced each time after so many bytes: a broker that syncs to the same disk does not wait long for them."""
 
 
