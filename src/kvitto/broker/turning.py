@@ -160,8 +160,7 @@ class Turning(TurnState):
             except Exception as error:  # noqa: BLE001 - the wall around this queue
                 queue.contain(error)
             if queue in self.slow:
-                size = min(sum(batch.own_bytes() for batch in queue.tail.closed), pieces.WHOLE_BYTES)
-                cost = _cost_of_slice(queue)
+                size, cost = _slice(queue)
             else:
                 tail = queue.tail.batch
                 size = 0 if tail is None else min(tail.size(), pieces.WHOLE_BYTES)
@@ -183,7 +182,7 @@ class Turning(TurnState):
             if queue.deleted:
                 continue
             if queue.has_files:
-                cost += _cost_of_slice(queue) if queue in self.slow else QUEUE_COST
+                cost += _slice(queue)[1] if queue in self.slow else QUEUE_COST
                 walls.run(queue, queue.waits_no_more)
                 self.flush(queue)
             else:
@@ -306,9 +305,14 @@ class Turning(TurnState):
             self._pool.append(batch)
 
 
-def _cost_of_slice(queue: Queue) -> int:
-    """Return the cost of writing the first slice of a queue's large batches."""
-    return QUEUE_COST + SLICE_COST * min(queue.unwritten_bytes, pieces.SLICE_BYTES) // pieces.SLICE_BYTES
+def _slice(queue: Queue) -> tuple[int, int]:
+    """Return how much memory a queue's large batches take, up to that of one write, and the cost of writing their first slice."""
+
+    def look() -> tuple[int, int]:
+        size = min(sum(batch.own_bytes() for batch in queue.tail.closed), pieces.WHOLE_BYTES)
+        return size, QUEUE_COST + SLICE_COST * min(queue.unwritten_bytes, pieces.SLICE_BYTES) // pieces.SLICE_BYTES
+
+    return walls.run(queue, look) or (0, QUEUE_COST)
 
 
 def nothing() -> None:

@@ -15,6 +15,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from kvitto.base.limits import LOAD_PER_COMMIT, NEW_FILES_PER_COMMIT
+from kvitto.broker import walls
 
 if TYPE_CHECKING:
     from kvitto.broker.queues.queue import Queue
@@ -94,7 +95,7 @@ class LaterWrites:
         queue = self.waiting.popleft()
         queue.waits_for_commit = False
         self.done += 1
-        self._commits.load += _load(queue)
+        self._commits.load += walls.run(queue, _load, queue) or 0
         self._chosen = None if queue.has_files else queue
         return queue
 
