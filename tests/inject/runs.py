@@ -34,6 +34,7 @@ OF_LATER_WRITES = {"end", "may_go_on", "next", "_has_room", "_ask", "_put_off"}
 OF_THE_BROKER = {"tick", "sync_all"}
 OF_ITS_TURN = {
     "turn", "_write_later", "_write_dirty", "_pump_late", "_note_applied", "targets", "reached", "unfinished", "flush", "write_marks",
+    "_slice",
 }  # fmt: skip
 SKELETON = (
     {("protocol/hub.py", name) for name in OF_THE_HUB | PARTS}
