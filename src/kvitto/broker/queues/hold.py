@@ -39,6 +39,8 @@ class Hold:
         self.again = RangeSet()
         self.bytes = 0
         self.going_back = False
+        self.outline = Window(outline=True)
+        """The batch that a piece has read last for its sizes; the next one may need it again."""
 
     @property
     def count(self) -> int:
@@ -62,7 +64,7 @@ class Hold:
         if backlog.ranked:
             backlog.admit()
         before = queue.ready_bytes
-        sizes.take_below(queue, end)
+        sizes.take_below(queue, end, self.outline)
         for start, n in backlog.requeued.remove_below(end):
             self.again.add(start, n)
         if end > backlog.cursor:
@@ -92,11 +94,11 @@ class Hold:
 
     def give_back(self) -> None:
         """Return some of the held messages to their positions, flagged as redelivered, since the group may have read them."""
-        queue, window = self.queue, Window(outline=True)
+        queue = self.queue
         runs = self.again if self.again.count else self.fresh
         for start, n in self._first(runs):
             if queue.max_bytes >= 0:
-                size = queue.log.reader.body_bytes(start, n, window)
+                size = queue.log.reader.body_bytes(start, n, self.outline)
             else:
                 queue.estimates += 1
                 size = self.bytes * n // max(self.count, 1)
@@ -130,6 +132,8 @@ def hold(queue: WorkQueue, end: int, holder: object) -> Iterator[None]:
         yield
         if holder not in queue.group_holders:
             return
+    if queue.hold is not None:
+        queue.hold.outline.release()
     if queue.hold is not None and queue.hold.end > before and not queue.deleted:
         queue.vhost.define_queue(queue)
     drop_if_empty(queue)
@@ -145,6 +149,7 @@ def restore(queue: Queue) -> None:
     """Restore the hold at a start. This must come after the journal was replayed and before messages expire."""
     if queue.hold is not None:
         queue.hold.take(min(queue.hold.end, queue.next))
+        queue.hold.outline.release()
         drop_if_empty(queue)
         wait_for_group(queue)
 
@@ -172,6 +177,7 @@ def release(queue: Queue) -> Iterator[None]:
             yield
     finally:
         held.going_back = False
+        held.outline.release()
         queue.end_return()
     if queue.hold is held and not held.count and not queue.deleted:
         queue.hold = None

@@ -67,8 +67,8 @@ def _in_memory(queue: WorkQueue, start: int, end: int) -> int:
     return size
 
 
-def take_below(queue: WorkQueue, end: int) -> None:
-    """Take the bodies of the ready messages below `end` out of `ready_bytes`."""
+def take_below(queue: WorkQueue, end: int, window: Window | None = None) -> None:
+    """Take the bodies of the ready messages below `end` out of `ready_bytes`. `window`: the one that the last call used."""
     backlog, tail = queue.backlog, queue.tail
     if end >= tail.next:
         return
@@ -80,7 +80,7 @@ def take_below(queue: WorkQueue, end: int) -> None:
     below = takewhile(lambda run: run[0] < end, backlog.requeued.after(0))
     ranges = [(s, min(n, end - s)) for s, n in below]
     ranges += [(backlog.cursor, end - backlog.cursor)] if end > backlog.cursor else []
-    window = Window(outline=True)  # the same batch may hold many of them
+    window = window or Window(outline=True)  # the same batch may hold many of them
     for start, n in ranges:
         written = min(n, max(tail.unwritten_from - start, 0))
         queue.ready_bytes -= queue.log.reader.body_bytes(start, written, window)
