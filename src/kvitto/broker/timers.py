@@ -18,7 +18,7 @@ Call = tuple[Callable[..., None], tuple[Any, ...]]
 
 DEAD_MAX = 64
 """The number of dead numbers up to which they are not swept out."""
-RUN_MAX = 150
+RUN_MAX = 50
 """The most calls in one `run`. Further timers wait for the next `run`, so that connections are served between the two."""
 
 
