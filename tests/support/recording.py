@@ -88,7 +88,7 @@ class RecordingDisk(SimDisk):
         self.record(sync)
 
     def _number_of(self, file: File) -> int:
-        inner = file._file if isinstance(file, Tracked) else file
+        inner = file.file if isinstance(file, Tracked) else file
         assert isinstance(inner, SimFile)
         return self.numbers[id(inner._inode)]
 

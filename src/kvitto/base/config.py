@@ -83,6 +83,12 @@ class Config:
     """The maximum per connection."""
     max_queues: int | None = None
     """The maximum in all virtual hosts; None means as many as there are file descriptors for."""
+    followers: str = ""
+    """HOST:PORT to listen on for followers, which keep a copy of the data directory. An empty text means that there are none."""
+    follow: str = ""
+    """HOST:PORT of a broker to follow. An empty text means that this process runs a broker itself."""
+    cluster_key: Path | None = None
+    """A file with the key that a broker and its followers share."""
     limits: Mapping[str, float] = field(default_factory=dict)
     """Values of `kvitto.base.limits.Limits` that differ from the defaults, by name."""
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
@@ -113,6 +119,7 @@ class Config:
         if self.log_level not in LEVELS:
             raise ConfigError(f"--log-level must be one of {', '.join(LEVELS)}, not {self.log_level}")
         self._check_first_user()
+        self._check_followers()
         if self.disk_free_limit < 0 or self.memory_limit < 0:
             raise ConfigError("--disk-free-limit and --memory-limit must be 0 or more")
         try:
@@ -135,6 +142,23 @@ class Config:
         if bool(self.default_user) != bool(self.default_pass or self.default_pass_file is not None):
             text = "--default-user and its password belong together: --default-pass-file, or KVITTO_DEFAULT_PASS"
             raise ConfigError(text)
+
+    def _check_followers(self) -> None:
+        for name in ("followers", "follow"):
+            text = getattr(self, name)
+            if text:
+                try:
+                    address(text)
+                except ValueError as error:
+                    raise ConfigError(f"{option(name)}: {error}") from None
+        if self.followers and self.follow:
+            raise ConfigError("--followers and --follow exclude each other: a follower has no followers")
+        if (self.followers or self.follow) and self.cluster_key is None:
+            raise ConfigError(f"--{'followers' if self.followers else 'follow'} needs --cluster-key")
+        if self.cluster_key is not None and not (self.followers or self.follow):
+            raise ConfigError("--cluster-key needs --followers or --follow")
+        if self.followers and not self.sync:
+            raise ConfigError("--followers needs --sync on: followers sync where the broker does")
 
     def first_password(self) -> str:
         """Return the password of `default_user`. Raise ConfigError if the file with it cannot be used."""
@@ -167,6 +191,15 @@ def password_in(file: Path, option: str) -> str:
 def option(name: str) -> str:
     """Return the name of a setting on the command line."""
     return f"--{name.replace('_', '-')}"
+
+
+def address(text: str) -> tuple[str, int]:
+    """Return the host and the port of a text like "10.0.0.1:5690" or "[::1]:5690". Raise ValueError for another text."""
+    host, colon, port = text.rpartition(":")
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not colon or not host or not (port.isascii() and port.isdigit() and int(port) <= PORT_MAX):
+        raise ValueError(f"{text!r} is no address: give HOST:PORT")
+    return host, int(port)
 
 
 def size(text: str) -> int:
@@ -232,10 +265,13 @@ TYPES: dict[str, tuple[type, ...]] = {
     "max_connections": (int,),
     "max_channels": (int,),
     "max_queues": (int,),
+    "followers": (str,),
+    "follow": (str,),
+    "cluster_key": (str,),
 }
 SWITCHES = ("sync", "foreign_hashes")
 """Settings that are on or off, in words."""
-PATHS = {"data_dir", "tls_cert", "tls_key", "tls_ca", "default_pass_file", "definitions"}
+PATHS = {"data_dir", "tls_cert", "tls_key", "tls_ca", "default_pass_file", "definitions", "cluster_key"}
 READ = {"disk_free_limit": size, "memory_limit": memory} | dict.fromkeys(PATHS, place)
 """The functions that turn the text of a setting into its value, for settings whose value is not the text itself."""
 

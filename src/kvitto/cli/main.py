@@ -63,6 +63,7 @@ COMMANDS = {
     "ctl": "kvitto.cli.ctl",
     "migrate": "kvitto.cli.migrate",
     "backup": "kvitto.cli.backup",
+    "promote": "kvitto.cli.promote",
     "check": "kvitto.cli.check",
     "salvage": "kvitto.cli.salvage",
     "perf": "kvitto.perf.cli",

@@ -17,7 +17,9 @@ from kvitto.base.build import compiled, how_to_compile
 from kvitto.base.config import Config, ConfigError
 from kvitto.base.errors import StoreError
 from kvitto.base.log import set_up as set_up_log
+from kvitto.cli.following import follow
 from kvitto.cli.options import add_options, config_of
+from kvitto.cluster.handshake import Refused
 from kvitto.server.garbage import clean_up, spare_the_loop
 from kvitto.server.listening import in_url
 from kvitto.server.notify import Notify
@@ -49,11 +51,13 @@ def run(args: argparse.Namespace) -> int:
         for note in environment.notes(os.environ):
             log.warning("%s", note)
         raise_file_limit()
+        if config.follow:
+            return follow(config)
         return run_loop(serve(config))
     except ConfigError as error:
         print(f"kvitto: {error}", file=sys.stderr)
         return 2
-    except (StoreError, ValueError, OSError) as error:
+    except (StoreError, Refused, ValueError, OSError) as error:
         print(f"kvitto: {error}", file=sys.stderr)
         return 1
     finally:
@@ -121,6 +125,7 @@ def ready(server: Server) -> str:
     tls += f" https={in_url(config.http_host)}:{server.https_port}" if config.https_port is not None else ""
     others = ",".join(f"{in_url(other)}:{server.port}" for other in config.more_hosts)
     also = f" also={others}" if others else ""
+    also += f" followers={server.followers.address}" if server.followers is not None else ""
     return f"kvitto ready amqp={host}:{server.port}{http} data={server.store_path} pid={server.pid}{tls}{also}"
 
 
@@ -132,6 +137,7 @@ def cannot_listen(server: Server, error: OSError) -> str:
         ("--tls-port", config.host, config.tls_port, server.tls_port),
         ("--http-port", config.http_host, config.http_port, server.http_port),
         ("--https-port", config.http_host, config.https_port, server.https_port),
+        ("--followers", config.followers, config.followers or None, server.followers and server.followers.port),
     )
     option, where = next(
         (name, error.filename or f"{in_url(host)}:{wanted}")

@@ -28,6 +28,7 @@ from kvitto.protocol.unacked import Held, held
 from kvitto.server import definitions
 from kvitto.server.acceptor import Acceptor
 from kvitto.server.driving import Driving, nothing
+from kvitto.server.followers import Followers
 from kvitto.server.heartbeats import Heartbeats
 from kvitto.server.listening import bind
 from kvitto.server.logins import Logins
@@ -62,7 +63,10 @@ CLEAN_BEATS = 300
 class Server(Driving):
     def __init__(self, config: Config, disk: Disk | None = None, clock: Clock | None = None) -> None:
         clock = clock or SystemClock()
-        super().__init__(Store(disk or RealDisk(str(config.data_dir)), clock, sync=config.sync), clock)
+        disk = disk or RealDisk(str(config.data_dir))
+        self.followers = Followers(config, disk) if config.followers else None
+        """Those who keep a copy of the data directory, None without --followers."""
+        super().__init__(Store(self.followers.disk if self.followers else disk, clock, sync=config.sync), clock)
         self.config = config
         self.inbox = Buf(INBOX)
         self.port = 0
@@ -125,6 +129,8 @@ class Server(Driving):
         try:
             self.store.open()
             self._look_who_reads()
+            if self.followers is not None:
+                self.followers.begin(self.store.commits)
             self.broker.start(self._first_user())
         except StoreError as error:
             self.store.fail(error)
@@ -147,6 +153,8 @@ class Server(Driving):
                 self.tls_port = await self._listen(config.tls_port, self._tls)
             if config.http_port is not None or config.https_port is not None:
                 await self._listen_for_http()
+            if self.followers is not None:
+                await self.followers.listen()
         except OSError:
             await self.stop()
             raise
@@ -297,6 +305,8 @@ class Server(Driving):
             if self._error is None:
                 self.broker.finish()
             self.store.shut()
+            if self.followers is not None:
+                await self.followers.finish()
         except StoreError as error:
             self._error = self._error or error
             log.critical(

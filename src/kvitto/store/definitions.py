@@ -33,7 +33,7 @@ class Tracked:
         self.path = file.path
         self.end = 0
         self.durable = 0
-        self._file = file
+        self.file = file
 
     def append(self, data: bytes) -> None:
         """Append to the file. A write that fails leaves the end where it was."""
@@ -45,31 +45,31 @@ class Tracked:
         self.end += len(data)
 
     def sync(self) -> None:
-        self._file.sync()
+        self.file.sync()
 
     def fileno(self) -> int:
-        return self._file.fileno()
+        return self.file.fileno()
 
     def write_at(self, pos: int, buffers: Sequence[Bytes]) -> int:
-        return self._file.write_at(pos, buffers)
+        return self.file.write_at(pos, buffers)
 
     def read_at(self, pos: int, n: int) -> bytes:
-        return self._file.read_at(pos, n)
+        return self.file.read_at(pos, n)
 
     def read_into(self, pos: int, buf: memoryview) -> int:
-        return self._file.read_into(pos, buf)
+        return self.file.read_into(pos, buf)
 
     def size(self) -> int:
-        return self._file.size()
+        return self.file.size()
 
     def truncate(self, n: int) -> None:
-        self._file.truncate(n)
+        self.file.truncate(n)
 
     def reserve(self, start: int, end: int) -> None:
-        self._file.reserve(start, end)
+        self.file.reserve(start, end)
 
     def close(self) -> None:
-        self._file.close()
+        self.file.close()
 
 
 class Compaction:

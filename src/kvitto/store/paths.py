@@ -18,14 +18,31 @@ STAGING = "backup"
 INCOMPLETE = "incomplete-backup"
 """The file that a backup has until it is complete. No broker starts in a directory with this file."""
 
-ROOT = frozenset((LOCK, BOOT, FORMAT, DEFINITIONS, JOURNALS, QUEUES, TRANSIENT, ARCHIVE, SPARE, INVENTORY, STAGING))
+FOLLOWS = "follows"
+"""The file that a directory has as long as it follows a leader (cluster/state.py). No broker starts in a directory with this file."""
+HISTORY = "history"
+"""The file that names the leaders that there have been of this directory."""
+REPLACED = "replaced"
+"""What a follower had and its leader had not."""
+
+ROOT = frozenset(
+    (LOCK, BOOT, FORMAT, DEFINITIONS, JOURNALS, QUEUES, TRANSIENT, ARCHIVE, SPARE, INVENTORY, STAGING, FOLLOWS, HISTORY, REPLACED)
+)
 """All names in the data directory itself. A file that is being written may have `.new` behind its name."""
 NOBODYS = "lost+found"
 """A directory that file systems make in their own root."""
 
+LOCAL = frozenset((LOCK, BOOT, SPARE, TRANSIENT, STAGING, INCOMPLETE, FOLLOWS, HISTORY, REPLACED, NOBODYS))
+"""The names in the data directory itself that are of one machine: they are not replicated."""
+
 SEGMENT_SUFFIX = ".log"
 SETTLEMENTS_SUFFIX = ".ack"
 QUARANTINE_SUFFIX = ".bad"
+
+
+def is_local(path: str) -> bool:
+    """Whether a file or directory is of one machine. Copies of what is damaged are, since another machine may have it undamaged."""
+    return path.partition("/")[0].removesuffix(".new") in LOCAL or QUARANTINE_SUFFIX in path
 
 
 def queue_dir(queue_id: str, durable: bool) -> str:

@@ -91,6 +91,14 @@ def refuse_inside(disk: Disk) -> None:
         above = os.path.dirname(above)
 
 
+def refuse_following(disk: Disk) -> None:
+    """Raise StoreError if the directory follows a leader: what a broker wrote would not be the leader's."""
+    if disk.exists(paths.FOLLOWS):
+        where = getattr(disk, "root", "the directory")
+        text = f"{where} follows another broker (it has the file {paths.FOLLOWS})"
+        raise StoreError(f"{text}: go on with `kvitto serve --follow`, or end that with `kvitto promote {where}`")
+
+
 def refuse_incomplete(disk: Disk) -> None:
     """Raise StoreError if the directory is a backup that is not complete."""
     if disk.exists(paths.INCOMPLETE):
@@ -180,6 +188,7 @@ class Store:
         disk.makedirs("")
         refuse_foreign(disk)
         self._lock = disk.lock(paths.LOCK)
+        refuse_following(disk)
         self.ending = how_it_ended(disk)
         if disk.exists(paths.SPARE) and disk.free_bytes() < SPARE_BYTES:
             self._spare(False)

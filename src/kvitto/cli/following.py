@@ -1,0 +1,109 @@
+"""`kvitto serve --follow`: keeps a copy of another broker's data directory, and serves no clients. `cli.serve` calls it.
+
+There is no event loop: a follower has one thing to do at a time. It ends with a signal, with an error of its disk, or when it is refused;
+everything else it tries again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import time
+from contextlib import suppress
+from typing import NoReturn
+
+from kvitto.base.clock import SystemClock
+from kvitto.base.config import Config, address
+from kvitto.base.errors import StoreFull
+from kvitto.cluster.follower import Follower
+from kvitto.cluster.handshake import Refused, read_key
+from kvitto.cluster.records import StreamError
+from kvitto.server.notify import Notify
+from kvitto.store import paths
+from kvitto.store.disk import RealDisk
+from kvitto.store.store import refuse_incomplete, refuse_inside
+
+log = logging.getLogger("kvitto")
+
+READ_BYTES = 1 << 20
+CONNECT_S = 5.0
+SILENCE_S = 15.0
+"""A leader says four times a second that it is there."""
+AGAIN_S, AGAIN_MAX_S = 0.1, 5.0
+
+
+class Stopped(BaseException):
+    """A signal. Its handler raises it, since the directory may be left at any moment."""
+
+
+def follow(config: Config) -> int:
+    """Follow until a signal. Raises Refused, StoreError or ConfigError."""
+    assert config.cluster_key is not None
+    host, port = address(config.follow)
+    key = read_key(config.cluster_key)
+    disk = RealDisk(str(config.data_dir))
+    refuse_inside(disk)
+    disk.makedirs("")
+    lock = disk.lock(paths.LOCK)
+    refuse_incomplete(disk)
+    follower = Follower(disk, SystemClock(), key, config.follow, log.info)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    notify = Notify(os.environ)
+    line = f"kvitto follows leader={config.follow} data={disk.root} pid={os.getpid()}"
+    print(line, flush=True)
+    notify.ready(line)
+    try:
+        keep_following(follower, host, port)
+    except Stopped:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+        log.info("stopping")
+        notify.stopping()
+    del lock
+    return 0
+
+
+def stop(_number: int, _frame: object) -> None:
+    raise Stopped
+
+
+def keep_following(follower: Follower, host: str, port: int) -> NoReturn:
+    """Connect again and again."""
+    pause, said = AGAIN_S, ""
+    while True:
+        before = follower.place
+        try:
+            with socket.create_connection((host, port), CONNECT_S) as sock:
+                talk(follower, sock)
+            why = "the leader has closed the connection"
+        except StoreFull as error:
+            why = f"{error}; nothing more is taken until there is room"
+        except StreamError as error:
+            why = f"refused what came: {error}"
+        except OSError as error:
+            why = str(error)
+        if follower.place > before:
+            pause, said = AGAIN_S, ""
+        if why != said:
+            log.warning("%s: %s; trying again", follower.where, why)
+            said = why
+        time.sleep(pause)
+        pause = min(2 * pause, AGAIN_MAX_S)
+
+
+def talk(follower: Follower, sock: socket.socket) -> None:
+    """One connection, until the leader closes it. Raises Refused, StreamError, StoreError or OSError."""
+    sock.settimeout(SILENCE_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.sendall(follower.begin())
+    while data := sock.recv(READ_BYTES):
+        try:
+            for answer in follower.feed(data):
+                sock.sendall(answer)
+        except Refused as error:
+            with suppress(OSError):
+                sock.sendall(follower.refusal(str(error)))
+            raise

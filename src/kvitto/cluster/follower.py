@@ -1,0 +1,619 @@
+"""A follower: applies the stream of a leader to its own directory, byte for byte, without a broker (docs/adr/0032).
+
+It is given the bytes that come and gives those to send, so it knows no sockets. Records are applied in order. At a sync point it syncs
+what the leader has synced there and goes on only then. So its directory is at every moment what a crash of the leader could have left,
+and `durable` in what it has been sent is never more than what it has synced itself. While it compares its files with the leader's its
+directory is neither the one nor the other, and is marked as such; what goes then is moved to `replaced/`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import xxhash
+
+from kvitto.base.clock import Clock
+from kvitto.base.errors import StoreError
+from kvitto.cluster import handshake
+from kvitto.cluster.handshake import FOLLOWER, LEADER, MAGIC, VERSION, Inbox, Refused
+from kvitto.cluster.records import (
+    ACKNOWLEDGEMENT,
+    CHUNK_BYTES,
+    NAMED,
+    PAYLOAD_BYTES_MAX,
+    SUM_BYTES,
+    Decoder,
+    Frames,
+    Kind,
+    Nonces,
+    Record,
+    StreamError,
+    both_paths,
+    chunk_sum,
+    sync_parts,
+)
+from kvitto.cluster.state import Following, new_id, read_following, read_history, why_not, write_following, write_history
+from kvitto.cluster.tree import Node, Tree, parent, walk
+from kvitto.format.layouts import BATCH, BATCH_MAGIC, SEGMENT_MAGIC
+from kvitto.store import paths
+from kvitto.store.disk import Disk, File
+from kvitto.store.segment import HEADER, header_is_valid
+
+OPEN_MAX = 200
+"""At most this many files without unsynced bytes stay open."""
+SMALL_BYTES = 1 << 20
+"""A directory with less than this may be replaced as a whole."""
+KEPT_MS = 24 * 3600 * 1000
+"""What was replaced is kept this long."""
+LOOK_MS = 3600 * 1000
+SALT = slice(48, 56)
+COPY_BYTES = 1 << 20
+UNKNOWN = -1
+
+
+class Copy(Node):
+    """A file of the follower."""
+
+    __slots__ = ("file", "original", "salt", "verified")
+
+    def __init__(self, number: int, length: int = 0) -> None:
+        super().__init__(number, length)
+        self.file: File | None = None
+        self.original = 0
+        """While files are compared: so many bytes are the follower's own and not known to be the leader's. They are kept if they go."""
+        self.verified = UNKNOWN
+        """The position up to which the batches of a segment have been verified."""
+        self.salt: int | None = None
+
+
+class Follower:
+    def __init__(self, disk: Disk, clock: Clock, key: bytes, where: str, tell: Callable[[str], None]) -> None:
+        """`where`: the leader's address, for people. `tell` gets a line whenever the state changes."""
+        self.disk = disk
+        self.clock = clock
+        self.where = where
+        self.key = key
+        self.tell = tell
+        self.process = new_id()
+        self.history = read_history(disk)
+        found = read_following(disk)
+        if found is None and not self.history:
+            refuse_others(disk)
+        self.following = found or Following(where, bool(self.history), "")
+        self.tree = Tree()
+        self.nodes: dict[int, Copy] = {}
+        self.session = ""
+        """The run of the leader in which `place` is one, "" if files have to be compared first."""
+        self.place = 0
+        """The place of the next record to apply."""
+        self.synced = 0
+        """The place behind the last sync point that is done."""
+        self.copying = False
+        """Whether files are being compared, and the directory is neither the old one nor the new one."""
+        self._due = False
+        self._clean = False
+        """Whether nothing has been applied since the last sync point."""
+        self._aside = ""
+        self._aside_directories: dict[str, None] = {}
+        self._moved = 0
+        self._looked_ms = 0
+        self._open: dict[int, None] = {}
+        self._names: list[Record] = []
+        self._inbox = Inbox()
+        self._decoder: Decoder | None = None
+        self._frames: Frames
+        self._nonce = ""
+        self._theirs: dict[str, Any] | None = None
+        self._step: Callable[[dict[str, Any]], Iterator[bytes]] = self._greeted
+        self._leaders: list[str] = []
+        self._session = ""
+        self._secrets: Nonces
+
+    # -- a connection --------------------------------------------------------------------------------------------
+
+    def begin(self) -> bytes:
+        """Begin a connection. Returns what to send first."""
+        if self.copying:
+            self._forget()
+        self._inbox, self._decoder = Inbox(), None
+        self._names = []
+        self._step, self._nonce = self._greeted, handshake.nonce()
+        return MAGIC + handshake.message(version=VERSION, nonce=self._nonce)
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Take what has come, and yield what to send.
+
+        Raises StreamError if it is not what belongs here, Refused if somebody has to do something first, and StoreError if the disk fails;
+        what was complete before has been applied. After a StoreFull or StreamError another connection may begin.
+        """
+        if self._decoder is None:
+            self._inbox.feed(data)
+            while self._decoder is None:
+                found = self._inbox.next()
+                if found is None:
+                    return
+                yield from self._step(found)
+            data = self._inbox.rest
+        for record in self._decoder.feed(data):
+            yield from self._take(record)
+        if self._due:
+            self._due = False
+            yield self._acknowledgement()
+
+    def refusal(self, text: str) -> bytes:
+        """What to send to a leader that this follower does not go on with."""
+        if self._decoder is None:
+            return handshake.message(refused=text)
+        return self._frames.encode(Kind.REFUSED, payload=text.encode()[:1000])
+
+    def _greeted(self, found: dict[str, Any]) -> Iterator[bytes]:
+        nonce = str(found.get("nonce"))
+        if found.get("version") != VERSION:
+            raise Refused(f"the leader at {self.where} speaks version {found.get('version')} of the stream, this Kvitto speaks {VERSION}")
+        if not handshake.proves(self.key, LEADER, self._nonce, nonce, found.get("proof")):
+            raise Refused(f"the leader at {self.where} has another key: --cluster-key has to be the same file on both sides")
+        self._secrets = handshake.nonces(self.key, self._nonce, nonce)
+        self._frames = Frames(self._secrets.answers)
+        self._step = self._answered
+        yield handshake.message(
+            proof=handshake.proof(self.key, FOLLOWER, self._nonce, nonce),
+            member=self.following.member,
+            process=self.process,
+            session=self.session,
+            place=self.place,
+        )
+
+    def _answered(self, found: dict[str, Any]) -> Iterator[bytes]:
+        history, session, place = found.get("history"), found.get("session"), found.get("place")
+        if not (isinstance(history, list) and history and isinstance(session, str) and isinstance(place, int)):
+            raise StreamError("a message that cannot be read")
+        if why := why_not(self.history, history):
+            raise Refused(f"{self.where}: {why}")
+        self._leaders = history
+        if found.get("resume") is True:
+            if session != self.session or place != self.place:
+                raise StreamError("a place that was not asked for")
+            self._decoder = Decoder(self._secrets.records, place, self._secrets.frames)
+            self.tell(f"following {self.where}")
+            yield self._acknowledgement()
+            return
+        self._forget()
+        self._session = session
+        self._decoder = Decoder(self._secrets.records, place, self._secrets.frames)
+        self.place = place
+        self.tell(f"comparing files with {self.where}")
+        yield from self._sums()
+        yield self._frames.encode(Kind.COMPARE)
+
+    def _forget(self) -> None:
+        """What is known of places and numbers is not true any more."""
+        self.session, self.copying = "", False
+        for number in list(self._open):
+            self._close(self.nodes[number])
+        self.tree, self.nodes = Tree(), {}
+        self._clean = False
+
+    def _sums(self) -> Iterator[bytes]:
+        """The checksums of what there is."""
+        for path, directory in walk(self.disk):
+            if directory:
+                continue
+            file = self.disk.open(path)
+            length = file.size()
+            name = path.encode()
+            most = (PAYLOAD_BYTES_MAX - NAMED.size - len(name)) // SUM_BYTES * CHUNK_BYTES
+            sums = bytearray(NAMED.pack(len(name)) + name)
+            for at in range(0, min(length, most), CHUNK_BYTES):
+                sums += chunk_sum(self._secrets.sums, file.read_at(at, CHUNK_BYTES))
+            file.close()
+            yield self._frames.encode(Kind.SUMS, 0, length, bytes(sums))
+
+    def _acknowledgement(self) -> bytes:
+        payload = ACKNOWLEDGEMENT.pack(len(self.history), self.synced, self.disk.free_bytes(), 0)
+        return self._frames.encode(Kind.ACK, 0, 0, payload)
+
+    # -- what comes ------------------------------------------------------------------------------------------------
+
+    def _take(self, record: Record) -> Iterator[bytes]:
+        kind = record.kind
+        if kind < Kind.NAME:
+            if not self.session and not self.copying:
+                raise StreamError("a record before the files have been compared")
+            self._apply(record)
+            self.place += 1
+            return
+        if kind == Kind.NAME:
+            self._names.append(record)
+        elif kind == Kind.NAMES:
+            self._begin_copy(record.position)
+        elif kind == Kind.CHUNK and self.copying:
+            node = self._node(record.file)
+            self._keep(node, record.position)
+            self._file(node).write_at(record.position, [record.payload])
+            node.length = max(node.length, record.position + len(record.payload))
+        elif kind == Kind.END and self.copying:
+            self._end_of_file(self._node(record.file), record.position)
+        elif kind == Kind.DONE and self.copying and record.position == self.place:
+            self._complete()
+            yield self._acknowledgement()
+        elif kind == Kind.REFUSED:
+            raise Refused(f"{self.where}: {record.payload.decode(errors='replace')}")
+        elif kind != Kind.ALIVE:
+            raise StreamError(f"a frame of kind {kind} that does not belong here")
+
+    # -- records -----------------------------------------------------------------------------------------------------
+
+    def _apply(self, record: Record) -> None:
+        kind, number, position, payload = record
+        if kind == Kind.SYNC:
+            if not self.copying:
+                self._sync(*sync_parts(payload))
+            return
+        if kind == Kind.TIME:
+            self._time()
+            return
+        self._clean = False
+        if kind == Kind.WRITE:
+            node = self._node(number)
+            if self.copying:
+                self._keep(node, position)
+            else:
+                self._verify(node, position, payload)
+            self._file(node).write_at(position, [payload])
+            node.length = max(node.length, position + len(payload))
+            node.dirty = True
+        elif kind == Kind.TRUNCATE:
+            node = self._node(number)
+            if self.copying:
+                self._keep(node, position)
+            self._file(node).truncate(position)
+            node.length, node.verified = position, min(node.verified, position)
+            node.dirty = True
+        elif kind == Kind.OPEN:
+            self._make(payload.decode(), number)
+        elif kind == Kind.MKDIR:
+            self.disk.makedirs(payload.decode())
+            self.tree.make_directory(payload.decode())
+        elif kind == Kind.RENAME:
+            self._rename(*both_paths(payload))
+        elif kind == Kind.LINK:
+            self._link(*both_paths(payload))
+        elif kind == Kind.UNLINK:
+            self._unlink(payload.decode())
+        elif kind == Kind.RMTREE:
+            self._remove(payload.decode())
+        else:
+            raise StreamError(f"a record of kind {kind}, which this Kvitto does not know")
+
+    def _node(self, number: int) -> Copy:
+        node = self.nodes.get(number)
+        if node is None:
+            raise StreamError(f"a file {number} that is not there")
+        return node
+
+    def _named(self, path: str) -> Copy:
+        node = self.tree.get(path)
+        if not isinstance(node, Copy):
+            raise StreamError(f"{path} is not there")
+        return node
+
+    def _make(self, path: str, number: int) -> None:
+        if self.tree.get(path) is not None or number in self.nodes:
+            raise StreamError(f"{path} is there already")
+        file = self.disk.open(path, create=True)
+        if file.size():  # left by a try that failed
+            file.truncate(0)
+        node = self.nodes[number] = Copy(number)
+        node.file, node.dirty = file, True
+        self._open[number] = None
+        self.tree.name(path, node)
+
+    def _rename(self, a: str, b: str) -> None:
+        node = self._named(a)
+        if paths.is_local(b):  # the leader's copy is damaged, this one may be good
+            self._move_aside(a)
+            self._lost_name(node)
+            return
+        old = self.tree.get(b)
+        if old is not None and self.copying:
+            self._move_aside(b)
+        self.disk.rename(a, b)
+        self.tree.forget(a)
+        self.tree.name(b, node)
+        self._lost_name(old)
+
+    def _link(self, a: str, b: str) -> None:
+        node = self._named(a)
+        if self.tree.get(b) is not None:
+            raise StreamError(f"{b} is there already")
+        if not self.disk.exists(b) and not self.disk.link(a, b):
+            raise Refused("the file system of this directory knows no hard links, and the leader's does: choose another one")
+        self.tree.name(b, node)
+
+    def _unlink(self, path: str) -> None:
+        node = self._named(path)
+        if self.copying:
+            self._move_aside(path)
+        else:
+            self.tree.forget(path)
+            self.disk.unlink(path)
+        self._lost_name(node)
+
+    def _remove(self, path: str) -> None:
+        if self.copying:
+            for name, _ in self.tree.files():
+                if name.startswith(path + "/"):
+                    node = self._named(name)
+                    self._move_aside(name)
+                    self._lost_name(node)
+            self.tree.remove(path)
+            self._remove_empty(path)
+            return
+        for gone in self.tree.remove(path):
+            self._lost_name(gone)
+        self.disk.rmtree(path)
+
+    def _remove_empty(self, path: str) -> None:
+        """Remove a directory, unless it has files of this machine, such as copies of damaged segments."""
+        if not self.disk.listdir(path):
+            self.disk.rmtree(path)
+
+    def _lost_name(self, node: Node | None) -> None:
+        if node is not None and not node.paths:
+            found = self.nodes.pop(node.number)
+            self._close(found)
+
+    # -- open files ----------------------------------------------------------------------------------------------
+
+    def _file(self, node: Copy) -> File:
+        if node.file is None:
+            if len(self._open) >= OPEN_MAX:
+                self._close_some()
+            node.file = self.disk.open(node.paths[0])
+            self._open[node.number] = None
+        return node.file
+
+    def _close_some(self) -> None:
+        """Close files that have nothing unsynced: another descriptor may not be told of an error."""
+        for number in [number for number in self._open if not self.nodes[number].dirty][: OPEN_MAX // 2]:
+            self._close(self.nodes[number])
+
+    def _close(self, node: Copy) -> None:
+        if node.file is not None:
+            node.file.close()
+            node.file = None
+            del self._open[node.number]
+
+    # -- sync points -----------------------------------------------------------------------------------------------
+
+    def _sync(self, files: Any, directories: list[str]) -> None:
+        for number in files:
+            node = self.nodes.get(number)
+            if node is not None and node.paths:
+                self._verify_rest(node)
+                self._file(node).sync()
+                node.dirty = False
+        for directory in directories:
+            self.disk.sync_dir(directory)
+        self._synced()
+
+    def _synced(self) -> None:
+        self.synced, self._due, self._clean = self.place + 1, True, True
+
+    def _time(self) -> None:
+        if self.copying:
+            return
+        if self._clean:
+            self.synced = self.place + 1
+        self._due = True
+        if self.clock.now_ms() - self._looked_ms > LOOK_MS:
+            self._looked_ms = self.clock.now_ms()
+            self._drop_replaced()
+
+    # -- batches are verified before they are stored -------------------------------------------------------------
+
+    def _verify(self, node: Copy, position: int, data: bytes) -> None:
+        """Verify the whole batches in a write. Raises StreamError if one is not what the leader's broker has built."""
+        if not is_segment(node.paths[0]):
+            return
+        at = 0
+        if node.verified == UNKNOWN:
+            if position == 0 and len(data) >= HEADER:
+                self._learn_salt(node, data[:HEADER])
+                at = HEADER
+            else:
+                self._learn(node)
+        if node.salt is None or position + at != node.verified:
+            return
+        while (size := batch_size(data, at)) and at + size <= len(data):
+            if not is_valid(data[at : at + size], node.salt):
+                raise StreamError(f"a batch of {node.paths[0]} at {position + at} that does not fit its checksum")
+            at += size
+            node.verified += size
+
+    def _learn_salt(self, node: Copy, head: bytes) -> None:
+        node.verified = HEADER
+        node.salt = int.from_bytes(head[SALT], "little") if header_is_valid(head, SEGMENT_MAGIC) else None
+
+    def _learn(self, node: Copy) -> None:
+        """Find out where the batches of a segment end that was there before. What is wrong in it already is not this connection's matter."""
+        self._learn_salt(node, self._file(node).read_at(0, HEADER))
+        try:
+            self._verify_rest(node)
+        except StreamError:
+            node.salt = None
+
+    def _verify_rest(self, node: Copy) -> None:
+        """Verify what has been written in parts: a large batch gets its header last."""
+        if node.salt is None or node.verified == UNKNOWN or node.verified >= node.length:
+            return
+        file = self._file(node)
+        while (size := batch_size(file.read_at(node.verified, BATCH.size), 0)) and node.verified + size <= node.length:
+            if not is_valid(file.read_at(node.verified, size), node.salt):
+                raise StreamError(f"a batch of {node.paths[0]} at {node.verified} that does not fit its checksum")
+            node.verified += size
+
+    # -- comparing and copying -------------------------------------------------------------------------------------
+
+    def _begin_copy(self, place: int) -> None:
+        """Give the directory the leader's names. Raises Refused if that would take more from it than it should without an operator."""
+        if self.copying or self.session or self._decoder is None:
+            raise StreamError("names that do not belong here")
+        self.place = self._decoder.place = place
+        files = {record.payload.decode(): record for record in self._names if record.file}
+        directories = {record.payload.decode() for record in self._names if not record.file}
+        self._names = []
+        if any(paths.is_local(path) or ".." in path.split("/") for path in (*files, *directories)):
+            raise StreamError("a name that no leader sends")
+        found = list(walk(self.disk))
+        own = {path: self._size(path) for path, directory in found if not directory}
+        gone = [path for path in own if path not in files]
+        self._refuse_to_empty(sum(own[path] for path in gone), sum(own.values()))
+        self.following = Following(self.where, False, self.following.session, self.following.member)
+        write_following(self.disk, self.following)
+        if self._leaders != self.history:
+            write_history(self.disk, self._leaders)
+            self.history = self._leaders
+        self.copying = True
+        stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(self.clock.now_ms() / 1000))
+        self._aside, self._moved = f"{paths.REPLACED}/{len(self.history)}-{stamp}", 0
+        for path in gone:
+            self._move_aside(path)
+        for path in reversed([path for path, directory in found if directory and path not in directories]):
+            self._remove_empty(path)
+        for path in sorted(directories):
+            self.disk.makedirs(path)
+            self.tree.make_directory(path)
+        for path, record in files.items():
+            self._name(path, record.file, own.get(path))
+
+    def _size(self, path: str) -> int:
+        file = self.disk.open(path)
+        size = file.size()
+        file.close()
+        return size
+
+    def _name(self, path: str, number: int, size: int | None) -> None:
+        node = self.nodes.get(number)
+        if node is None:
+            if size is None:
+                self._make(path, number)
+                return
+            node = self.nodes[number] = Copy(number, size)
+            node.original = size
+            self.tree.name(path, node)
+            return
+        if size is not None:  # on the leader it is another name of the same file
+            self._move_aside(path)
+        self._link(node.paths[0], path)
+
+    def _refuse_to_empty(self, gone: int, of: int) -> None:
+        if of < SMALL_BYTES or 2 * gone <= of or self._session == self.following.session:
+            return
+        raise Refused(
+            f"the leader at {self.where} lacks files with {gone} of the {of} bytes that are here, and may be the damaged one: if it is right, "
+            "follow it with an empty directory; if not, stop it and promote this one"
+        )
+
+    def _move_aside(self, path: str) -> None:
+        """Give a file another name in `replaced/`, and take it out of the tree."""
+        target = self._place_aside(path)
+        self._moved += self._size(path)
+        self.disk.rename(path, target)
+        self.tree.forget(path)
+
+    def _place_aside(self, path: str) -> str:
+        if not self._aside:
+            stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(self.clock.now_ms() / 1000))
+            self._aside = f"{paths.REPLACED}/{len(self.history)}-{stamp}"
+        first = target = f"{self._aside}/{path}"
+        more = 1
+        while self.disk.exists(target):
+            target, more = f"{first}.{more}", more + 1
+        directory = parent(target)
+        self.disk.makedirs(directory)
+        while directory:
+            self._aside_directories[directory] = None
+            directory = parent(directory)
+        return target
+
+    def _keep(self, node: Copy, position: int) -> None:
+        """Keep a copy of a file if bytes of its own are about to be overwritten or cut."""
+        if position >= node.original:
+            return
+        source, target = self._file(node), self._place_aside(node.paths[0])
+        copy = self.disk.open(target, create=True)
+        at = 0
+        while data := source.read_at(at, COPY_BYTES):
+            at += copy.write_at(at, [data])
+        copy.sync()
+        copy.close()
+        self._sync_aside()
+        self._moved += at
+        node.original = 0
+
+    def _sync_aside(self) -> None:
+        for directory in self._aside_directories:
+            self.disk.sync_dir(directory)
+        self._aside_directories = {}
+
+    def _end_of_file(self, node: Copy, length: int) -> None:
+        if node.length > length:
+            self._keep(node, length)
+            self._file(node).truncate(length)
+            node.length = length
+        node.original = 0
+
+    def _complete(self) -> None:
+        """The directory is what the leader's is at this place, once it has been synced."""
+        for number, node in self.nodes.items():
+            assert number == node.number
+            self._file(node).sync()
+            node.dirty, node.original, node.verified = False, 0, UNKNOWN
+            if len(self._open) >= OPEN_MAX:
+                self._close_some()
+        self._sync_aside()
+        for directory in (*reversed(self.tree.directories()), ""):
+            self.disk.sync_dir(directory)
+        self.following = Following(self.where, True, self._session, self.following.member)
+        write_following(self.disk, self.following)
+        self.session, self.copying = self._session, False
+        self.synced, self._clean = self.place, True
+        moved = f"; {self._moved} bytes that were here and not there are in {self._aside}" if self._moved else ""
+        self._aside = ""
+        self._drop_replaced()
+        self.tell(f"following {self.where}{moved}")
+
+    def _drop_replaced(self) -> None:
+        """Remove what was replaced longer than a day ago."""
+        oldest = time.strftime("%Y%m%d-%H%M%S", time.gmtime((self.clock.now_ms() - KEPT_MS) / 1000))
+        for name in self.disk.listdir(paths.REPLACED):
+            if name.partition("-")[2] < oldest:
+                self.disk.rmtree(f"{paths.REPLACED}/{name}")
+
+
+def is_segment(path: str) -> bool:
+    return path.startswith(paths.QUEUES + "/") and path.endswith(paths.SEGMENT_SUFFIX)
+
+
+def batch_size(data: bytes, at: int) -> int:
+    """The size of the batch at `at`, 0 if none begins there."""
+    if data[at : at + 4] != BATCH_MAGIC or len(data) < at + BATCH.size:
+        return 0
+    length = int.from_bytes(data[at + 4 : at + 8], "little")
+    return length if length >= BATCH.size else 0
+
+
+def is_valid(batch: bytes, salt: int) -> bool:
+    stored = int.from_bytes(batch[8:16], "little")
+    return xxhash.xxh3_64_intdigest(memoryview(batch)[16:], salt) == stored
+
+
+def refuse_others(disk: Disk) -> None:
+    """Raise Refused if the directory has files, and no leader has ever sent them."""
+    names = [name for name in disk.listdir("") if name not in (paths.LOCK, paths.NOBODYS)]
+    if names:
+        where = getattr(disk, "root", "the directory")
+        raise Refused(f"{where} is not empty and has never followed a leader, it holds {names[0]!r}: choose an empty directory")

@@ -1,0 +1,116 @@
+"""How a follower and a leader begin a connection: both prove that they have the shared key, and it never travels.
+
+    follower   KVITREP1, {version, nonce}
+    leader     {version, nonce, proof}            or {refused}
+    follower   {proof, member, process, session, place}   or {refused}
+    leader     {history, session, place, resume}  or {refused}
+
+Each message is four bytes of length and JSON. Then both send frames and records (`records.py`), whose checksums are seeded from the key
+and both nonces. Nothing is encrypted. `link.py` and `follower.py` use this.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+from kvitto.base.config import ConfigError
+from kvitto.cluster.records import Nonces, StreamError
+
+MAGIC = b"KVITREP1"
+VERSION = 1
+MESSAGE_BYTES_MAX = 1 << 16
+LENGTH_BYTES = 4
+NONCE_BYTES = 32
+KEY_BYTES_MIN, KEY_BYTES_MAX = 16, 4096
+LEADER, FOLLOWER = b"leader", b"follower"
+
+
+class Refused(Exception):
+    """One side will not go on before somebody has done something about it; the text says what."""
+
+
+def nonce() -> str:
+    return secrets.token_hex(NONCE_BYTES)
+
+
+def proof(key: bytes, who: bytes, followers: str, leaders: str) -> str:
+    """What only one who has the key can answer to both nonces."""
+    return hmac.digest(key, b"kvitto %s %s %s" % (who, followers.encode(), leaders.encode()), "sha256").hex()
+
+
+def proves(key: bytes, who: bytes, followers: str, leaders: str, said: object) -> bool:
+    return isinstance(said, str) and hmac.compare_digest(proof(key, who, followers, leaders).encode(), said.encode())
+
+
+def nonces(key: bytes, followers: str, leaders: str) -> Nonces:
+    digest = hmac.digest(key, b"kvitto stream %s %s" % (followers.encode(), leaders.encode()), "sha256")
+    return Nonces(*(int.from_bytes(digest[at : at + 8], "little") for at in range(0, 32, 8)))
+
+
+def message(**fields: Any) -> bytes:
+    data = json.dumps(fields).encode()
+    assert len(data) <= MESSAGE_BYTES_MAX
+    return len(data).to_bytes(LENGTH_BYTES, "little") + data
+
+
+class Inbox:
+    """Takes bytes as they come and gives messages. `rest` is what came behind the last one."""
+
+    def __init__(self) -> None:
+        self.rest = b""
+
+    def feed(self, data: bytes) -> None:
+        self.rest += data
+
+    def magic(self) -> bool:
+        """Take the magic. Returns whether it has come; raises StreamError if something else has."""
+        if not MAGIC.startswith(self.rest[: len(MAGIC)]):
+            raise StreamError("no follower of Kvitto's")
+        if len(self.rest) < len(MAGIC):
+            return False
+        self.rest = self.rest[len(MAGIC) :]
+        return True
+
+    def next(self) -> dict[str, Any] | None:
+        """The next message, None if it is not complete. Raises StreamError, or Refused if that is what it says."""
+        if len(self.rest) < LENGTH_BYTES:
+            return None
+        length = int.from_bytes(self.rest[:LENGTH_BYTES], "little")
+        if length > MESSAGE_BYTES_MAX:
+            raise StreamError(f"a message of {length} bytes")
+        if len(self.rest) < LENGTH_BYTES + length:
+            return None
+        data, self.rest = self.rest[LENGTH_BYTES : LENGTH_BYTES + length], self.rest[LENGTH_BYTES + length :]
+        try:
+            found = json.loads(data)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise StreamError("a message that cannot be read")
+        if "refused" in found:
+            raise Refused(str(found["refused"]))
+        return found
+
+
+def read_key(path: Path) -> bytes:
+    """Read the shared key from its file. Raises ConfigError if it cannot be used, or if others may read it."""
+    option = f"--cluster-key {path}"
+    try:
+        with open(path, "rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            key = file.read(KEY_BYTES_MAX + 1).strip()
+    except OSError as error:
+        raise ConfigError(f"{option}: {error.strerror or error}") from error
+    if mode & 0o077:
+        raise ConfigError(f"{option} can be read by other users of this machine: chmod 600 {path}")
+    if not KEY_BYTES_MIN <= len(key) <= KEY_BYTES_MAX:
+        raise ConfigError(
+            f"{option} must have {KEY_BYTES_MIN} to {KEY_BYTES_MAX} bytes: openssl rand -hex 32 > {path} makes one"
+        )
+    return hashlib.sha256(key).digest()

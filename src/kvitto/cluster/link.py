@@ -1,0 +1,356 @@
+"""The leader's side of one connection to a follower: what it says, in which order, without a socket (docs/adr/0032).
+
+The server gives it what the follower sends (`take`), and asks it for what to send as long as the socket has room (`give`). Each call does
+a little: at most STEP_BYTES of records, or one chunk of a file. Nothing here ever waits, so a follower that is slow or silent holds up
+nobody; if the ring has not kept what it needs, its connection ends, and it compares its files anew.
+
+**Comparing.** The follower sends checksums of its files. The leader first looks which of them are the same, while the follower waits and
+changes nothing. Then it takes all names at one place of the stream, and sends them; and from then on, in turns, the records from that place
+on, and of each file what differs. A chunk is read and sent in one step of the loop, so it has every change up to that place of the stream.
+The follower may apply a change once more that a chunk has had already, which changes nothing, because writes have positions. When all files
+have been sent, and all records up to that moment, the follower has what the leader has.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+from kvitto.cluster import handshake
+from kvitto.cluster.handshake import FOLLOWER, LEADER, VERSION, Inbox, Refused
+from kvitto.cluster.records import (
+    ACKNOWLEDGEMENT,
+    CHUNK_BYTES,
+    NAMED,
+    SUM_BYTES,
+    Decoder,
+    Frames,
+    Kind,
+    Nonces,
+    Record,
+    StreamError,
+    checksum,
+    chunk_sum,
+)
+from kvitto.cluster.ring import Ring
+from kvitto.cluster.tapping import TapDisk
+from kvitto.cluster.tree import Node
+
+STEP_BYTES = 256 << 10
+STEP_RECORDS = 400
+"""A step sends at most so many bytes, or so many records, which takes about a millisecond."""
+NAMES_AT_ONCE = 400
+SUMS_BYTES_MAX = 256 << 20
+"""The names and checksums that a follower may send: enough for some TiB."""
+
+
+class Behind(Exception):
+    """The ring has not kept what has to be sent. The connection ends, and with the next one the follower compares its files."""
+
+
+class Leader:
+    """What all links of a leader share."""
+
+    def __init__(self, disk: TapDisk, ring: Ring, key: bytes) -> None:
+        self.disk = disk
+        self.ring = ring
+        self.key = key
+        self.history: list[str] = []
+        self.session = handshake.nonce()
+        """This run of the leader. Places are those of one run."""
+        self.links: list[Link] = []
+
+
+class Link:
+    def __init__(self, leader: Leader, where: str) -> None:
+        self.leader = leader
+        self.where = where
+        self.state = "beginning"
+        """For people: beginning, comparing, copying or following."""
+        self.member = self.process = ""
+        self.acknowledged = 0
+        """The place up to which the follower has synced all."""
+        self.behind_at = 0
+        """The bytes of the stream up to that place."""
+        self.free_bytes = 0
+        self.sent = self.files = self.files_done = 0
+        self.prefetch: tuple[str, int] | None = None
+        """A chunk of a file that the next step reads: path and position. If a thread has read it before, the loop need not wait for
+        the disk."""
+        self.last_words = b""
+        """What to send when `take` has raised Refused."""
+        self.replaced = False
+        """Whether the same follower has come again, because this connection is broken for it."""
+        self._nonce = handshake.nonce()
+        self._theirs = ""
+        self._inbox = Inbox()
+        self._begun = False
+        self._out: list[bytes] = []
+        self._secrets: Nonces | None = None
+        self._frames: Frames
+        self._decoder: Decoder | None = None
+        self.place = 0
+        """The place of the next record to send."""
+        self._marks: deque[tuple[int, int]] = deque()
+        """Places up to which records have been sent, with the bytes of the stream up to there."""
+        self._sums: dict[str, tuple[int, bytes]] = {}
+        self._sums_bytes = 0
+        self._same: dict[Node, int] = {}
+        """The files that are the same as the follower's if they have not changed since this place."""
+        self._found: list[tuple[str, Node]] = []
+        self._steps: Iterator[bytes] | None = None
+        self._streaming = False
+
+    @property
+    def lag_bytes(self) -> int:
+        """How many bytes of the stream the follower has not acknowledged."""
+        return max(self.leader.ring.total - self.behind_at, 0)
+
+    # -- what the follower sends -----------------------------------------------------------------------------------
+
+    def take(self, data: bytes) -> None:
+        """Take what has come. Raises StreamError or Refused; then the connection ends, behind the `last_words`."""
+        if self._decoder is None:
+            self._inbox.feed(data)
+            if not self._begun and not self._inbox.magic():
+                return
+            self._begun = True
+            while self._decoder is None:
+                found = self._inbox.next()
+                if found is None:
+                    return
+                if self._secrets is None:
+                    self._greet(found)
+                else:
+                    self._accept(found)
+            data = self._inbox.rest
+        for record in self._decoder.feed(data):
+            self._answer(record)
+
+    def _greet(self, found: dict[str, Any]) -> None:
+        if found.get("version") != VERSION:
+            self._refuse(f"the leader speaks version {VERSION} of the stream, the follower {found.get('version')}")
+        self._theirs = str(found.get("nonce"))
+        if len(self._theirs) != 2 * handshake.NONCE_BYTES:
+            raise StreamError("a nonce that is none")
+        key = self.leader.key
+        self._secrets = handshake.nonces(key, self._theirs, self._nonce)
+        self._frames = Frames(self._secrets.frames)
+        proof = handshake.proof(key, LEADER, self._theirs, self._nonce)
+        self._out.append(handshake.message(version=VERSION, nonce=self._nonce, proof=proof))
+
+    def _accept(self, found: dict[str, Any]) -> None:
+        leader, secrets = self.leader, self._secrets
+        assert secrets is not None
+        if not handshake.proves(leader.key, FOLLOWER, self._theirs, self._nonce, found.get("proof")):
+            self._refuse("the follower has another key: --cluster-key has to be the same file on both sides")
+        self.member, self.process = str(found.get("member")), str(found.get("process"))
+        for other in leader.links:
+            if other is self or other.member != self.member:
+                continue
+            if other.process == self.process:
+                other.replaced = True
+            else:
+                self._refuse(
+                    f"another process follows with a copy of the same directory, from {other.where}: "
+                    "let one of them follow with an empty directory"
+                )
+        ring, place = leader.ring, found.get("place")
+        resume = found.get("session") == leader.session and isinstance(place, int) and ring.first <= place <= ring.next
+        self.place = place if resume and isinstance(place, int) else ring.next
+        self._out.append(
+            handshake.message(history=leader.history, session=leader.session, place=self.place, resume=resume)
+        )
+        self._decoder = Decoder(0, 0, secrets.answers)
+        if resume:
+            self._follow()
+            self.behind_at = ring.total_before(self.place)
+        else:
+            self.state = "comparing"
+
+    def _refuse(self, text: str) -> NoReturn:
+        self.last_words = handshake.message(refused=text)
+        raise Refused(text)
+
+    def _answer(self, record: Record) -> None:
+        kind, _, position, payload = record
+        if kind == Kind.ACK and len(payload) == ACKNOWLEDGEMENT.size:
+            _, place, self.free_bytes, _ = ACKNOWLEDGEMENT.unpack(payload)
+            self._acknowledged(place)
+        elif kind == Kind.SUMS and self._steps is None and not self._streaming:
+            self._sums_bytes += len(payload) + 100
+            if self._sums_bytes > SUMS_BYTES_MAX:
+                raise StreamError("too many files")
+            (length,) = NAMED.unpack_from(payload)
+            name, sums = payload[NAMED.size : NAMED.size + length], payload[NAMED.size + length :]
+            self._sums[name.decode()] = position, sums
+        elif kind == Kind.COMPARE and self._steps is None and not self._streaming:
+            self._steps = self._compare()
+        elif kind == Kind.REFUSED:
+            raise Refused(payload.decode(errors="replace"))
+        else:
+            raise StreamError(f"a frame of kind {kind} that does not belong here")
+
+    def _acknowledged(self, place: int) -> None:
+        if place > self.place:
+            raise StreamError("an acknowledgement of what has not been sent")
+        self.acknowledged = max(self.acknowledged, place)
+        while self._marks and self._marks[0][0] <= place:
+            self.behind_at = self._marks.popleft()[1]
+
+    # -- what to send ----------------------------------------------------------------------------------------------
+
+    def give(self) -> bytes:
+        """What to send next, b"" if there is nothing now. Raises Behind."""
+        if self._out:
+            out, self._out = b"".join(self._out), []
+            return out
+        if self._steps is not None:
+            parts = [self._records()] if self._streaming else []
+            found = next(self._steps, None)
+            if found is None:
+                self._steps = None
+                return b"".join(parts)
+            return b"".join([*parts, found]) or self._frames.encode(Kind.ALIVE)
+        return self._records() if self._streaming else b""
+
+    @property
+    def wants(self) -> bool:
+        """Whether `give` has more."""
+        return bool(self._out) or self._steps is not None or (self._streaming and self.place < self.leader.ring.next)
+
+    def _records(self, most: int = STEP_RECORDS) -> bytes:
+        """The next records."""
+        ring, secrets = self.leader.ring, self._secrets
+        assert secrets is not None
+        if self.place < ring.first:
+            raise Behind
+        parts: list[bytes] = []
+        size, place, total = 0, self.place, 0
+        end = min(ring.next, place + most)
+        while place < end and size < STEP_BYTES:
+            head, payload, total = ring.at(place)
+            parts += (head, checksum(secrets.records + place, head, payload), payload)
+            size += len(payload)
+            place += 1
+        if parts:
+            self.place = place
+            self.sent += size
+            self._marks.append((place, total))
+        return b"".join(parts)
+
+    def _follow(self) -> None:
+        self.state, self._streaming = "following", True
+
+    # -- comparing -------------------------------------------------------------------------------------------------
+
+    def _compare(self) -> Iterator[bytes]:
+        yield from self._look()
+        yield from self._send_names()
+        yield from self._send_files()
+        ring = self.leader.ring
+        until = ring.next
+        while self.place < until:
+            yield b""  # `give` sends records with each step
+        yield self._frames.encode(Kind.DONE, 0, self.place)
+        self.state, self._sums, self._same = "following", {}, {}
+
+    def _look(self) -> Iterator[bytes]:
+        """Look which files are the same. Nothing is sent: the follower's directory is still what it was."""
+        tree = self.leader.disk.tree
+        for path in self._sums:
+            node = tree.get(path)
+            if node is None:
+                continue
+            since, same = self.leader.ring.next, True
+            length, _ = self._sums[path]
+            if length != node.length:
+                continue
+            for at in range(0, length, CHUNK_BYTES):
+                self.prefetch = path, at
+                yield b""
+                if tree.get(path) is not node or node.changed > since or not self._is_same(node, path, at):
+                    same = False
+                    break
+            if same and node.length == length:
+                self._same[node] = since
+        self.prefetch = None
+
+    def _is_same(self, node: Node, path: str, at: int) -> bool:
+        file = self.leader.disk.inner.open(node.paths[0])
+        data = file.read_at(at, min(CHUNK_BYTES, node.length - at))
+        file.close()
+        return self._known(path, at, data) == len(data)
+
+    def _known(self, path: str, at: int, data: bytes) -> int:
+        """How many bytes of a chunk, from its beginning, the follower has. 0 if it has others."""
+        secrets = self._secrets
+        assert secrets is not None
+        length, sums = self._sums.get(path, (0, b""))
+        theirs = min(length - at, CHUNK_BYTES)
+        index = at // CHUNK_BYTES * SUM_BYTES
+        said = sums[index : index + SUM_BYTES]
+        if theirs <= 0 or not said or theirs > len(data):
+            return 0
+        return theirs if chunk_sum(secrets.sums, memoryview(data)[:theirs]) == said else 0
+
+    def _send_names(self) -> Iterator[bytes]:
+        """Send all names as they are now, and from now on the records behind them."""
+        leader = self.leader
+        self.state = "copying"
+        self.place = leader.ring.next
+        self.behind_at = leader.ring.total
+        files, directories = leader.disk.tree.files(), leader.disk.tree.directories()
+        self._found = files
+        self.files = len(files)
+        place = self.place
+        parts: list[bytes] = []
+        for path in directories:
+            parts.append(self._frames.encode(Kind.NAME, 0, 0, path.encode()))
+            if len(parts) >= NAMES_AT_ONCE:
+                yield b"".join(parts)
+                parts.clear()
+        for path, node in files:
+            parts.append(self._frames.encode(Kind.NAME, node.number, node.length, path.encode()))
+            if len(parts) >= NAMES_AT_ONCE:
+                yield b"".join(parts)
+                parts.clear()
+        parts.append(self._frames.encode(Kind.NAMES, 0, place))
+        self._streaming = True
+        yield b"".join(parts)
+
+    def _send_files(self) -> Iterator[bytes]:
+        sent: set[Node] = set()
+        for path, node in self._found:
+            self.files_done += 1
+            if node in sent:
+                continue
+            sent.add(node)
+            if node in self._same and node.changed <= self._same[node]:
+                yield self._frames.encode(Kind.END, node.number, node.length)
+            else:
+                yield from self._send_file(path, node)
+        self.prefetch = None
+
+    def _send_file(self, path: str, node: Node) -> Iterator[bytes]:
+        at = 0
+        while node.paths:
+            if at < node.length:
+                self.prefetch = node.paths[0], at
+                yield b""
+            if not node.paths:  # it has been removed meanwhile: the records say so
+                return
+            data = b""
+            if at < node.length:
+                file = self.leader.disk.inner.open(node.paths[0])
+                data = file.read_at(at, min(CHUNK_BYTES, node.length - at))
+                file.close()
+                known = self._known(path, at, data)
+                if known < len(data):
+                    self.sent += len(data) - known
+                    yield self._frames.encode(Kind.CHUNK, node.number, at + known, data[known:])
+                at += len(data)
+            if at >= node.length or not data:
+                yield self._frames.encode(Kind.END, node.number, node.length)
+                return

@@ -1,0 +1,86 @@
+"""The last records of the stream, in memory, one ring for all followers. The loop puts, and each link reads at a place of its own.
+
+Its bytes are bounded, so a follower that is slower than the leader for long finds that its place is gone, and has to compare its files
+(docs/adr/0032). Nothing ever waits for a follower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from kvitto.cluster.records import HEADER, PAYLOAD_BYTES_MAX, Kind, covered, sync_payloads
+from kvitto.store.disk import Bytes
+
+RING_BYTES = 64 << 20
+OVERHEAD = 256
+"""What a record takes beside its payload: three objects and an entry of a dictionary."""
+
+
+class Tap(Protocol):
+    """Takes the operations of a disk, in order."""
+
+    def put(self, kind: Kind, file: int, position: int, payload: Sequence[Bytes]) -> int:
+        """Take a record, and copy its bytes, because the caller uses its buffers again. Returns its place in the stream."""
+        ...
+
+    def sync_point(self, files: Sequence[int], directories: Sequence[str]) -> int:
+        """The same for a SYNC. Whoever has acknowledged that place has all up to it, durably."""
+        ...
+
+
+class Ring:
+    def __init__(self, most: int = RING_BYTES) -> None:
+        self.first = 0
+        """The place of the oldest record that is still here."""
+        self.next = 0
+        """The place of the next record."""
+        self.total = 0
+        """The bytes of all records that there ever were."""
+        self.on_put: Callable[[], object] = nothing
+        """Called with each record."""
+        self._most = most
+        self._size = 0
+        self._records: dict[int, tuple[bytes, bytes, int]] = {}
+
+    def put(self, kind: Kind, file: int, position: int, payload: Sequence[Bytes]) -> int:
+        data = bytes(payload[0]) if len(payload) == 1 else b"".join(payload)
+        if len(data) <= PAYLOAD_BYTES_MAX:
+            return self._put(kind, file, position, data)
+        assert kind == Kind.WRITE, "only writes have parts"
+        for at in range(0, len(data), PAYLOAD_BYTES_MAX):
+            self._put(kind, file, position + at, data[at : at + PAYLOAD_BYTES_MAX])
+        return self.next - 1
+
+    def sync_point(self, files: Sequence[int], directories: Sequence[str]) -> int:
+        for payload in sync_payloads(files, directories):
+            self._put(Kind.SYNC, 0, 0, payload)
+        return self.next - 1
+
+    def _put(self, kind: Kind, file: int, position: int, data: bytes) -> int:
+        place = self.next
+        self.total += HEADER.size + len(data)
+        self._records[place] = covered(kind, file, position, len(data)), data, self.total
+        self.next = place + 1
+        self._size += len(data) + OVERHEAD
+        while self._size > self._most:
+            _, oldest, _ = self._records.pop(self.first)
+            self._size -= len(oldest) + OVERHEAD
+            self.first += 1
+        self.on_put()
+        return place
+
+    def at(self, place: int) -> tuple[bytes, bytes, int]:
+        """The record at a place from `first` on: header without checksum, payload, and `total` behind it."""
+        return self._records[place]
+
+    def total_before(self, place: int) -> int:
+        """The bytes of all records before a place that is still here, or the next one."""
+        if place == self.next:
+            return self.total
+        head, data, total = self._records[place]
+        return total - HEADER.size - len(data)
+
+
+def nothing() -> None:
+    """Nobody waits for records."""

@@ -1,0 +1,99 @@
+"""What a data directory remembers of replication, in two small files of its own that are never sent.
+
+`history` has one random id for each time when a directory has begun to lead: the first one when it gets its first followers, another one
+with each promotion. Its length is the epoch. A follower has that of its leader. A directory may follow another one if its own history is
+the beginning of that one's; else it has been promoted itself since, or belongs to others. `follows` is there as long as the directory
+follows, and no broker starts on it.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from dataclasses import asdict, dataclass, field
+
+from kvitto.base.errors import StoreError
+from kvitto.store import paths
+from kvitto.store.disk import Disk
+
+HISTORY_MAX = 500
+
+
+def new_id() -> str:
+    return secrets.token_hex(16)
+
+
+@dataclass
+class Following:
+    """The content of `follows`."""
+
+    leader: str
+    """Where the leader was last, for people."""
+    complete: bool
+    """Whether the directory is what the leader's was at some moment. Else it is partly its own and partly the leader's ("mixed" in ADR 30),
+    and no broker may ever start on it."""
+    session: str
+    """The run of the leader that the directory was last completed from."""
+    member: str = field(default_factory=new_id)
+    """The name of this directory, made with it: a copy of it that follows at the same time is found out."""
+
+
+def read_history(disk: Disk) -> list[str]:
+    return disk.read_file(paths.HISTORY).decode().split() if disk.exists(paths.HISTORY) else []
+
+
+def write_history(disk: Disk, history: list[str]) -> None:
+    if len(history) > HISTORY_MAX:
+        raise StoreError(f"this directory has been promoted {HISTORY_MAX} times: make a new one by a backup")
+    replace(disk, paths.HISTORY, "\n".join([*history, ""]).encode())
+
+
+def begin_history(disk: Disk) -> list[str]:
+    """The history of a directory that leads; a new one if it has none."""
+    history = read_history(disk)
+    if not history:
+        history = [new_id()]
+        write_history(disk, history)
+    return history
+
+
+def read_following(disk: Disk) -> Following | None:
+    """Returns None if the directory does not follow."""
+    if not disk.exists(paths.FOLLOWS):
+        return None
+    try:
+        return Following(**json.loads(disk.read_file(paths.FOLLOWS)))
+    except (ValueError, TypeError):
+        raise StoreError(f"{paths.FOLLOWS} cannot be read: follow with an empty directory") from None
+
+
+def write_following(disk: Disk, following: Following) -> None:
+    replace(disk, paths.FOLLOWS, json.dumps(asdict(following)).encode() + b"\n")
+
+
+def replace(disk: Disk, path: str, content: bytes) -> None:
+    """Replace a small file atomically and durably."""
+    file = disk.open(path + ".new", create=True)
+    file.truncate(0)
+    file.write_at(0, [content])
+    file.sync()
+    file.close()
+    disk.rename(path + ".new", path)
+    disk.sync_dir("")
+
+
+def why_not(own: list[str], leaders: list[str]) -> str:
+    """Why a directory with the history `own` may not follow one with the history `leaders`; "" if it may."""
+    if leaders[: len(own)] == own:
+        return ""
+    if own[: len(leaders)] == leaders:
+        return (
+            "this directory has a newer epoch than that leader, which was replaced by a promotion: "
+            "have the old leader follow the new one, not the other way round"
+        )
+    if own[0] == leaders[0]:
+        return (
+            "this directory and that leader have both been promoted from the same one, and each has messages of its own: "
+            "decide which of them is right, and let the other one follow with an empty directory"
+        )
+    return "this directory belongs to another leader: choose an empty directory, or one that has followed that leader"
