@@ -99,7 +99,12 @@ def talk(follower: Follower, sock: socket.socket) -> None:
     sock.settimeout(SILENCE_S)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.sendall(follower.begin())
+    heard, since = follower.heard, time.monotonic()
     while data := sock.recv(READ_BYTES):
+        if follower.heard != heard:
+            heard, since = follower.heard, time.monotonic()
+        elif time.monotonic() - since > SILENCE_S:  # what looks like the beginning of a long record may be damaged
+            raise StreamError(f"no whole record for {SILENCE_S:g} s")
         try:
             for answer in follower.feed(data):
                 sock.sendall(answer)

@@ -92,6 +92,8 @@ class Follower:
         """The place behind the last sync point that is done."""
         self.copying = False
         """Whether files are being compared, and the directory is neither the old one nor the new one."""
+        self.heard = 0
+        """The number of records and frames that have come."""
         self._due = False
         self._clean = False
         """Whether nothing has been applied since the last sync point."""
@@ -105,7 +107,7 @@ class Follower:
         self._decoder: Decoder | None = None
         self._frames: Frames
         self._nonce = ""
-        self._theirs: dict[str, Any] | None = None
+        self._theirs = ""
         self._step: Callable[[dict[str, Any]], Iterator[bytes]] = self._greeted
         self._leaders: list[str] = []
         self._session = ""
@@ -152,21 +154,19 @@ class Follower:
         nonce = str(found.get("nonce"))
         if found.get("version") != VERSION:
             raise Refused(f"the leader at {self.where} speaks version {found.get('version')} of the stream, this Kvitto speaks {VERSION}")
-        if not handshake.proves(self.key, LEADER, self._nonce, nonce, found.get("proof")):
+        if not handshake.proves(self.key, LEADER, self._nonce, nonce, found):
             raise Refused(f"the leader at {self.where} has another key: --cluster-key has to be the same file on both sides")
         self._secrets = handshake.nonces(self.key, self._nonce, nonce)
         self._frames = Frames(self._secrets.answers)
         self._step = self._answered
-        yield handshake.message(
-            proof=handshake.proof(self.key, FOLLOWER, self._nonce, nonce),
-            member=self.following.member,
-            process=self.process,
-            session=self.session,
-            place=self.place,
-        )
+        self._theirs = nonce
+        said = {"member": self.following.member, "process": self.process, "session": self.session, "place": self.place}
+        yield handshake.proved(self.key, FOLLOWER, self._nonce, nonce, said)
 
     def _answered(self, found: dict[str, Any]) -> Iterator[bytes]:
         history, session, place = found.get("history"), found.get("session"), found.get("place")
+        if not handshake.proves(self.key, LEADER, self._nonce, self._theirs, found):
+            raise StreamError("a message that is damaged")
         if not (isinstance(history, list) and history and isinstance(session, str) and isinstance(place, int)):
             raise StreamError("a message that cannot be read")
         if why := why_not(self.history, history):
@@ -218,6 +218,7 @@ class Follower:
 
     def _take(self, record: Record) -> Iterator[bytes]:
         kind = record.kind
+        self.heard += 1
         if kind < Kind.NAME:
             if not self.session and not self.copying:
                 raise StreamError("a record before the files have been compared")

@@ -3,7 +3,7 @@
     follower   KVITREP1, {version, nonce}
     leader     {version, nonce, proof}            or {refused}
     follower   {proof, member, process, session, place}   or {refused}
-    leader     {history, session, place, resume}  or {refused}
+    leader     {history, session, place, resume, proof}  or {refused}
 
 Each message is four bytes of length and JSON. Then both send frames and records (`records.py`), whose checksums are seeded from the key
 and both nonces. Nothing is encrypted. `link.py` and `follower.py` use this.
@@ -39,13 +39,23 @@ def nonce() -> str:
     return secrets.token_hex(NONCE_BYTES)
 
 
-def proof(key: bytes, who: bytes, followers: str, leaders: str) -> str:
-    """What only one who has the key can answer to both nonces."""
-    return hmac.digest(key, b"kvitto %s %s %s" % (who, followers.encode(), leaders.encode()), "sha256").hex()
+def proof(key: bytes, who: bytes, followers: str, leaders: str, said: dict[str, Any]) -> str:
+    """What only one who has the key can say with both nonces. It covers the message that it is in."""
+    fields = json.dumps({name: value for name, value in said.items() if name != "proof"}, sort_keys=True)
+    covered = b"kvitto %s %s %s %s" % (who, followers.encode(), leaders.encode(), fields.encode())
+    return hmac.digest(key, covered, "sha256").hex()
 
 
-def proves(key: bytes, who: bytes, followers: str, leaders: str, said: object) -> bool:
-    return isinstance(said, str) and hmac.compare_digest(proof(key, who, followers, leaders).encode(), said.encode())
+def proved(key: bytes, who: bytes, followers: str, leaders: str, said: dict[str, Any]) -> bytes:
+    """A message with its proof."""
+    return message(**said, proof=proof(key, who, followers, leaders, said))
+
+
+def proves(key: bytes, who: bytes, followers: str, leaders: str, said: dict[str, Any]) -> bool:
+    """Whether the sender of a message has the key."""
+    found = said.get("proof")
+    wanted = proof(key, who, followers, leaders, said)
+    return isinstance(found, str) and hmac.compare_digest(wanted.encode(), found.encode())
 
 
 def nonces(key: bytes, followers: str, leaders: str) -> Nonces:

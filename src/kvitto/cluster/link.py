@@ -96,8 +96,8 @@ class Link:
         """Places up to which records have been sent, with the bytes of the stream up to there."""
         self._sums: dict[str, tuple[int, bytes]] = {}
         self._sums_bytes = 0
-        self._same: dict[Node, int] = {}
-        """The files that are the same as the follower's if they have not changed since this place."""
+        self._same: dict[str, tuple[Node, int]] = {}
+        """The follower's files that are the same as these if these have not changed since this place."""
         self._found: list[tuple[str, Node]] = []
         self._steps: Iterator[bytes] | None = None
         self._streaming = False
@@ -137,13 +137,13 @@ class Link:
         key = self.leader.key
         self._secrets = handshake.nonces(key, self._theirs, self._nonce)
         self._frames = Frames(self._secrets.frames)
-        proof = handshake.proof(key, LEADER, self._theirs, self._nonce)
-        self._out.append(handshake.message(version=VERSION, nonce=self._nonce, proof=proof))
+        said = {"version": VERSION, "nonce": self._nonce}
+        self._out.append(handshake.proved(key, LEADER, self._theirs, self._nonce, said))
 
     def _accept(self, found: dict[str, Any]) -> None:
         leader, secrets = self.leader, self._secrets
         assert secrets is not None
-        if not handshake.proves(leader.key, FOLLOWER, self._theirs, self._nonce, found.get("proof")):
+        if not handshake.proves(leader.key, FOLLOWER, self._theirs, self._nonce, found):
             self._refuse("the follower has another key: --cluster-key has to be the same file on both sides")
         self.member, self.process = str(found.get("member")), str(found.get("process"))
         for other in leader.links:
@@ -159,9 +159,8 @@ class Link:
         ring, place = leader.ring, found.get("place")
         resume = found.get("session") == leader.session and isinstance(place, int) and ring.first <= place <= ring.next
         self.place = place if resume and isinstance(place, int) else ring.next
-        self._out.append(
-            handshake.message(history=leader.history, session=leader.session, place=self.place, resume=resume)
-        )
+        said = {"history": leader.history, "session": leader.session, "place": self.place, "resume": resume}
+        self._out.append(handshake.proved(leader.key, LEADER, self._theirs, self._nonce, said))
         self._decoder = Decoder(0, 0, secrets.answers)
         if resume:
             self._follow()
@@ -274,7 +273,7 @@ class Link:
                     same = False
                     break
             if same and node.length == length:
-                self._same[node] = since
+                self._same[path] = node, since
         self.prefetch = None
 
     def _is_same(self, node: Node, path: str, at: int) -> bool:
@@ -327,7 +326,8 @@ class Link:
             if node in sent:
                 continue
             sent.add(node)
-            if node in self._same and node.changed <= self._same[node]:
+            same, since = self._same.get(path, (None, 0))
+            if same is node and node.changed <= since:
                 yield self._frames.encode(Kind.END, node.number, node.length)
             else:
                 yield from self._send_file(path, node)
