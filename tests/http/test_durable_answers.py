@@ -135,6 +135,7 @@ class Host:
         self.config = Config()
         self.store, self.broker, self.hub, self.logins = harness.store, harness.broker, harness.hub, None
         self.clock, self.shovels = harness.clock, Shovels(harness)
+        self.followers = None
 
     def schedule(self) -> None:
         pass

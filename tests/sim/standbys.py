@@ -126,7 +126,9 @@ class Standby:
         if self.leader is None or not self.world.up:
             return
         choice = self.rng.random()
-        with finding(self.result, f"operation {self.world.disk.operations}, place {self.follower.place} of the follower"):
+        with finding(
+            self.result, f"operation {self.world.disk.operations}, place {self.follower.place} of the follower"
+        ):
             if choice < 0.3:
                 self.some(self.rng.randint(1, 4))
             elif choice < 0.5:
@@ -187,7 +189,9 @@ class Standby:
     def caught_up(self) -> bool:
         assert self.leader is not None
         follower = self.follower
-        return follower.session == self.leader.session and follower.place == self.leader.ring.next and not self._to_leader
+        return (
+            follower.session == self.leader.session and follower.place == self.leader.ring.next and not self._to_leader
+        )
 
     def pump(self) -> None:
         """The leader sends what it has."""

@@ -87,7 +87,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--max-channels", type=int, metavar="N", help="channels per connection (default: 2047)")
     add("--max-queues", type=int, metavar="N", help="queues (default: as many as the limit of open files allows)")
     add("--followers", metavar="HOST:PORT", help="listen here for followers, with --cluster-key (default: none)")
-    add("--follow", metavar="HOST:PORT", help="be a warm standby of the broker there, with --cluster-key; serve no clients")
+    add(
+        "--follow",
+        metavar="HOST:PORT",
+        help="be a warm standby of the broker there, with --cluster-key; serve no clients",
+    )
     add("--cluster-key", type=path, metavar="FILE", help="file with the key that a broker and its followers share")
 
 

@@ -8,14 +8,13 @@ directory is neither the one nor the other, and is marked as such; what goes the
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import xxhash
 
 from kvitto.base.clock import Clock
-from kvitto.base.errors import StoreError
 from kvitto.cluster import handshake
 from kvitto.cluster.handshake import FOLLOWER, LEADER, MAGIC, VERSION, Inbox, Refused
 from kvitto.cluster.records import (
@@ -34,7 +33,15 @@ from kvitto.cluster.records import (
     chunk_sum,
     sync_parts,
 )
-from kvitto.cluster.state import Following, new_id, read_following, read_history, why_not, write_following, write_history
+from kvitto.cluster.state import (
+    Following,
+    new_id,
+    read_following,
+    read_history,
+    why_not,
+    write_following,
+    write_history,
+)
 from kvitto.cluster.tree import Node, Tree, parent, walk
 from kvitto.format.layouts import BATCH, BATCH_MAGIC, SEGMENT_MAGIC
 from kvitto.store import paths
@@ -95,8 +102,10 @@ class Follower:
         self.heard = 0
         """The number of records and frames that have come."""
         self._due = False
-        self._clean = False
-        """Whether nothing has been applied since the last sync point."""
+        self._dirty: dict[int, None] = {}
+        """The files with bytes that have not been synced."""
+        self._changed: dict[str, None] = {}
+        """The directories with names that have not been synced."""
         self._aside = ""
         self._aside_directories: dict[str, None] = {}
         self._moved = 0
@@ -132,12 +141,11 @@ class Follower:
         """
         if self._decoder is None:
             self._inbox.feed(data)
-            while self._decoder is None:
-                found = self._inbox.next()
-                if found is None:
-                    return
+            while self._decoder is None and (found := self._inbox.next()) is not None:
                 yield from self._step(found)
             data = self._inbox.rest
+        if self._decoder is None:
+            return
         for record in self._decoder.feed(data):
             yield from self._take(record)
         if self._due:
@@ -153,9 +161,13 @@ class Follower:
     def _greeted(self, found: dict[str, Any]) -> Iterator[bytes]:
         nonce = str(found.get("nonce"))
         if found.get("version") != VERSION:
-            raise Refused(f"the leader at {self.where} speaks version {found.get('version')} of the stream, this Kvitto speaks {VERSION}")
+            raise Refused(
+                f"the leader at {self.where} speaks version {found.get('version')} of the stream, this Kvitto speaks {VERSION}"
+            )
         if not handshake.proves(self.key, LEADER, self._nonce, nonce, found):
-            raise Refused(f"the leader at {self.where} has another key: --cluster-key has to be the same file on both sides")
+            raise Refused(
+                f"the leader at {self.where} has another key: --cluster-key has to be the same file on both sides"
+            )
         self._secrets = handshake.nonces(self.key, self._nonce, nonce)
         self._frames = Frames(self._secrets.answers)
         self._step = self._answered
@@ -193,7 +205,7 @@ class Follower:
         for number in list(self._open):
             self._close(self.nodes[number])
         self.tree, self.nodes = Tree(), {}
-        self._clean = False
+        self._dirty, self._changed = {}, {}
 
     def _sums(self) -> Iterator[bytes]:
         """The checksums of what there is."""
@@ -255,7 +267,6 @@ class Follower:
         if kind == Kind.TIME:
             self._time()
             return
-        self._clean = False
         if kind == Kind.WRITE:
             node = self._node(number)
             if self.copying:
@@ -264,19 +275,18 @@ class Follower:
                 self._verify(node, position, payload)
             self._file(node).write_at(position, [payload])
             node.length = max(node.length, position + len(payload))
-            node.dirty = True
+            self._dirty[number] = None
         elif kind == Kind.TRUNCATE:
             node = self._node(number)
             if self.copying:
                 self._keep(node, position)
             self._file(node).truncate(position)
             node.length, node.verified = position, min(node.verified, position)
-            node.dirty = True
+            self._dirty[number] = None
         elif kind == Kind.OPEN:
             self._make(payload.decode(), number)
         elif kind == Kind.MKDIR:
-            self.disk.makedirs(payload.decode())
-            self.tree.make_directory(payload.decode())
+            self._make_directory(payload.decode())
         elif kind == Kind.RENAME:
             self._rename(*both_paths(payload))
         elif kind == Kind.LINK:
@@ -307,9 +317,16 @@ class Follower:
         if file.size():  # left by a try that failed
             file.truncate(0)
         node = self.nodes[number] = Copy(number)
-        node.file, node.dirty = file, True
-        self._open[number] = None
+        node.file = file
+        self._open[number] = self._dirty[number] = self._changed[parent(path)] = None
         self.tree.name(path, node)
+
+    def _make_directory(self, path: str) -> None:
+        self.disk.makedirs(path)
+        self.tree.make_directory(path)
+        while path:
+            path = parent(path)
+            self._changed[path] = None
 
     def _rename(self, a: str, b: str) -> None:
         node = self._named(a)
@@ -323,6 +340,7 @@ class Follower:
         self.disk.rename(a, b)
         self.tree.forget(a)
         self.tree.name(b, node)
+        self._changed[parent(a)] = self._changed[parent(b)] = None
         self._lost_name(old)
 
     def _link(self, a: str, b: str) -> None:
@@ -330,8 +348,11 @@ class Follower:
         if self.tree.get(b) is not None:
             raise StreamError(f"{b} is there already")
         if not self.disk.exists(b) and not self.disk.link(a, b):
-            raise Refused("the file system of this directory knows no hard links, and the leader's does: choose another one")
+            raise Refused(
+                "the file system of this directory knows no hard links, and the leader's does: choose another one"
+            )
         self.tree.name(b, node)
+        self._changed[parent(b)] = None
 
     def _unlink(self, path: str) -> None:
         node = self._named(path)
@@ -340,6 +361,7 @@ class Follower:
         else:
             self.tree.forget(path)
             self.disk.unlink(path)
+        self._changed[parent(path)] = None
         self._lost_name(node)
 
     def _remove(self, path: str) -> None:
@@ -355,6 +377,7 @@ class Follower:
         for gone in self.tree.remove(path):
             self._lost_name(gone)
         self.disk.rmtree(path)
+        self._changed[parent(path)] = None
 
     def _remove_empty(self, path: str) -> None:
         """Remove a directory, unless it has files of this machine, such as copies of damaged segments."""
@@ -364,6 +387,7 @@ class Follower:
     def _lost_name(self, node: Node | None) -> None:
         if node is not None and not node.paths:
             found = self.nodes.pop(node.number)
+            self._dirty.pop(node.number, None)
             self._close(found)
 
     # -- open files ----------------------------------------------------------------------------------------------
@@ -378,7 +402,7 @@ class Follower:
 
     def _close_some(self) -> None:
         """Close files that have nothing unsynced: another descriptor may not be told of an error."""
-        for number in [number for number in self._open if not self.nodes[number].dirty][: OPEN_MAX // 2]:
+        for number in [number for number in self._open if number not in self._dirty][: OPEN_MAX // 2]:
             self._close(self.nodes[number])
 
     def _close(self, node: Copy) -> None:
@@ -389,26 +413,23 @@ class Follower:
 
     # -- sync points -----------------------------------------------------------------------------------------------
 
-    def _sync(self, files: Any, directories: list[str]) -> None:
+    def _sync(self, files: Sequence[int], directories: Sequence[str]) -> None:
         for number in files:
             node = self.nodes.get(number)
             if node is not None and node.paths:
                 self._verify_rest(node)
                 self._file(node).sync()
-                node.dirty = False
+                self._dirty.pop(number, None)
         for directory in directories:
             self.disk.sync_dir(directory)
-        self._synced()
-
-    def _synced(self) -> None:
-        self.synced, self._due, self._clean = self.place + 1, True, True
+            self._changed.pop(directory, None)
+        self.synced, self._due = self.place + 1, True
 
     def _time(self) -> None:
+        """The leader has nothing to do: sync also what it has not synced, so that nothing is left to acknowledge."""
         if self.copying:
             return
-        if self._clean:
-            self.synced = self.place + 1
-        self._due = True
+        self._sync(list(self._dirty), list(self._changed))
         if self.clock.now_ms() - self._looked_ms > LOOK_MS:
             self._looked_ms = self.clock.now_ms()
             self._drop_replaced()
@@ -439,7 +460,7 @@ class Follower:
         node.salt = int.from_bytes(head[SALT], "little") if header_is_valid(head, SEGMENT_MAGIC) else None
 
     def _learn(self, node: Copy) -> None:
-        """Find out where the batches of a segment end that was there before. What is wrong in it already is not this connection's matter."""
+        """Find out where the batches end in a segment that was there before. What is wrong in it already was not sent now."""
         self._learn_salt(node, self._file(node).read_at(0, HEADER))
         try:
             self._verify_rest(node)
@@ -478,15 +499,13 @@ class Follower:
             write_history(self.disk, self._leaders)
             self.history = self._leaders
         self.copying = True
-        stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(self.clock.now_ms() / 1000))
-        self._aside, self._moved = f"{paths.REPLACED}/{len(self.history)}-{stamp}", 0
+        self._aside, self._moved = "", 0
         for path in gone:
             self._move_aside(path)
         for path in reversed([path for path, directory in found if directory and path not in directories]):
             self._remove_empty(path)
         for path in sorted(directories):
-            self.disk.makedirs(path)
-            self.tree.make_directory(path)
+            self._make_directory(path)
         for path, record in files.items():
             self._name(path, record.file, own.get(path))
 
@@ -514,8 +533,8 @@ class Follower:
         if of < SMALL_BYTES or 2 * gone <= of or self._session == self.following.session:
             return
         raise Refused(
-            f"the leader at {self.where} lacks files with {gone} of the {of} bytes that are here, and may be the damaged one: if it is right, "
-            "follow it with an empty directory; if not, stop it and promote this one"
+            f"the leader at {self.where} lacks files with {gone} of the {of} bytes that are here, and may be the damaged one: "
+            "if it is right, follow it with an empty directory; if not, stop it and promote this one"
         )
 
     def _move_aside(self, path: str) -> None:
@@ -527,8 +546,7 @@ class Follower:
 
     def _place_aside(self, path: str) -> str:
         if not self._aside:
-            stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(self.clock.now_ms() / 1000))
-            self._aside = f"{paths.REPLACED}/{len(self.history)}-{stamp}"
+            self._aside = f"{paths.REPLACED}/{len(self.history)}-{stamp(self.clock.now_ms())}"
         first = target = f"{self._aside}/{path}"
         more = 1
         while self.disk.exists(target):
@@ -570,9 +588,9 @@ class Follower:
     def _complete(self) -> None:
         """The directory is what the leader's is at this place, once it has been synced."""
         for number, node in self.nodes.items():
-            assert number == node.number
             self._file(node).sync()
-            node.dirty, node.original, node.verified = False, 0, UNKNOWN
+            self._dirty.pop(number, None)
+            node.original, node.verified = 0, UNKNOWN
             if len(self._open) >= OPEN_MAX:
                 self._close_some()
         self._sync_aside()
@@ -581,7 +599,7 @@ class Follower:
         self.following = Following(self.where, True, self._session, self.following.member)
         write_following(self.disk, self.following)
         self.session, self.copying = self._session, False
-        self.synced, self._clean = self.place, True
+        self.synced, self._dirty, self._changed = self.place, {}, {}
         moved = f"; {self._moved} bytes that were here and not there are in {self._aside}" if self._moved else ""
         self._aside = ""
         self._drop_replaced()
@@ -589,10 +607,15 @@ class Follower:
 
     def _drop_replaced(self) -> None:
         """Remove what was replaced longer than a day ago."""
-        oldest = time.strftime("%Y%m%d-%H%M%S", time.gmtime((self.clock.now_ms() - KEPT_MS) / 1000))
+        oldest = stamp(self.clock.now_ms() - KEPT_MS)
         for name in self.disk.listdir(paths.REPLACED):
             if name.partition("-")[2] < oldest:
                 self.disk.rmtree(f"{paths.REPLACED}/{name}")
+
+
+def stamp(ms: int) -> str:
+    """A time as part of a name. Later times are greater."""
+    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y%m%d-%H%M%S")
 
 
 def is_segment(path: str) -> bool:
@@ -617,4 +640,6 @@ def refuse_others(disk: Disk) -> None:
     names = [name for name in disk.listdir("") if name not in (paths.LOCK, paths.NOBODYS)]
     if names:
         where = getattr(disk, "root", "the directory")
-        raise Refused(f"{where} is not empty and has never followed a leader, it holds {names[0]!r}: choose an empty directory")
+        raise Refused(
+            f"{where} is not empty and has never followed a leader, it holds {names[0]!r}: choose an empty directory"
+        )

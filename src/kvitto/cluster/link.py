@@ -116,15 +116,14 @@ class Link:
             if not self._begun and not self._inbox.magic():
                 return
             self._begun = True
-            while self._decoder is None:
-                found = self._inbox.next()
-                if found is None:
-                    return
+            while self._decoder is None and (found := self._inbox.next()) is not None:
                 if self._secrets is None:
                     self._greet(found)
                 else:
                     self._accept(found)
             data = self._inbox.rest
+        if self._decoder is None:
+            return
         for record in self._decoder.feed(data):
             self._answer(record)
 

@@ -15,13 +15,25 @@ def promote(disk: Disk) -> int:
     if not disk.exists(""):
         raise Refused(f"{where} is not there")
     lock = disk.lock(paths.LOCK)
+    try:
+        return _promote(disk, where)
+    finally:
+        close = getattr(lock, "close", None)
+        if close is not None:
+            close()
+
+
+def _promote(disk: Disk, where: str) -> int:
     following = read_following(disk)
     if following is None:
-        raise Refused(f"{where} does not follow a leader: `kvitto serve --data-dir {where}` starts a broker on it as it is")
+        raise Refused(
+            f"{where} does not follow a leader: `kvitto serve --data-dir {where}` starts a broker on it as it is"
+        )
     if not following.complete:
         raise Refused(
-            f"{where} is not complete: its files are partly older ones and partly those of the leader {following.leader}, since they were being "
-            "compared when the connection ended. Let it follow until its log says that it follows, or promote another follower"
+            f"{where} is not complete: its files are partly older ones and partly those of the leader {following.leader}, since "
+            "they were being compared when the connection ended. Let it follow until its log says that it follows, "
+            "or promote another follower"
         )
     # the broker has to take what waits for delivered, as after a power cut: the leader's last deliveries may not have come
     file = disk.open(paths.BOOT, create=True)
@@ -33,7 +45,4 @@ def promote(disk: Disk) -> int:
     write_history(disk, history)
     disk.unlink(paths.FOLLOWS)
     disk.sync_dir("")
-    close = getattr(lock, "close", None)
-    if close is not None:
-        close()
     return len(history)

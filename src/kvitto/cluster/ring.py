@@ -78,7 +78,7 @@ class Ring:
         """The bytes of all records before a place that is still here, or the next one."""
         if place == self.next:
             return self.total
-        head, data, total = self._records[place]
+        _, data, total = self._records[place]
         return total - HEADER.size - len(data)
 
 

@@ -47,7 +47,9 @@ class TapFile:
 
     def sync(self) -> None:
         self._file.sync()
-        if self.node.dirty and self.node.paths:  # else a sync point has all of it, perhaps that of the commit which is synced now
+        if (
+            self.node.dirty and self.node.paths
+        ):  # else a sync point has all of it, perhaps that of the commit which is synced now
             self._disk.sync_point([self], [])
 
     def read_at(self, pos: int, n: int) -> bytes:
@@ -131,7 +133,9 @@ class TapDisk:
         if node is None:
             if not create:
                 file.close()
-                raise StoreError(f"{file.path} has come into the data directory from elsewhere while Kvitto ran: remove it")
+                raise StoreError(
+                    f"{file.path} has come into the data directory from elsewhere while Kvitto ran: remove it"
+                )
             node = self._made(path)
         return TapFile(file, node, self)
 

@@ -38,6 +38,8 @@ class Host(Protocol):
     hub: Any
     logins: Any
     shovels: Any
+    followers: Any
+    """None without --followers."""
     started_ms: int
     port: int
     tls_port: int

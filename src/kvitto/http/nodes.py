@@ -142,7 +142,15 @@ def kvitto(call: Call) -> dict[str, Any]:
         "syncs": host.store.commits.syncs,
         "alarms": len(call.api.alarms),
         "publishers_blocked": host.hub.alarms.blocked is not None,
+        **({"followers": followers(call)} if call.sees_all and host.followers is not None else {}),
     }
+
+
+def followers(call: Call) -> list[dict[str, Any]]:
+    return [
+        {"address": link.where, "state": link.state, "lag_bytes": link.lag_bytes, "free_bytes": link.free_bytes}
+        for link in call.api.host.followers.links
+    ]
 
 
 def node(call: Call) -> dict[str, Any]:

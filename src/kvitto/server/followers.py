@@ -125,7 +125,7 @@ class Followers:
     def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
         self._tasks[task] = None
-        task.add_done_callback(lambda task: self._tasks.pop(task))
+        task.add_done_callback(self._tasks.pop)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer = writer.get_extra_info("peername") or ("?", 0)

@@ -26,7 +26,22 @@ REPLACED = "replaced"
 """What a follower had and its leader had not."""
 
 ROOT = frozenset(
-    (LOCK, BOOT, FORMAT, DEFINITIONS, JOURNALS, QUEUES, TRANSIENT, ARCHIVE, SPARE, INVENTORY, STAGING, FOLLOWS, HISTORY, REPLACED)
+    (
+        LOCK,
+        BOOT,
+        FORMAT,
+        DEFINITIONS,
+        JOURNALS,
+        QUEUES,
+        TRANSIENT,
+        ARCHIVE,
+        SPARE,
+        INVENTORY,
+        STAGING,
+        FOLLOWS,
+        HISTORY,
+        REPLACED,
+    )
 )
 """All names in the data directory itself. A file that is being written may have `.new` behind its name."""
 NOBODYS = "lost+found"

@@ -60,6 +60,7 @@ class Host:
         self.world = world
         self.config = CONFIG
         self.logins, self.shovels = Logins(), NoShovels()
+        self.followers = None
         self.clock = world.clock
         self.started_ms = world.clock.now_ms()
         self.port = self.tls_port = self.http_port = self.https_port = 0
