@@ -48,7 +48,9 @@ def bodies(disk: SimDisk) -> list[bytes]:
 def replaced(disk: SimDisk) -> dict[str, bytes]:
     """What was set aside, by its own name."""
     return {
-        path.split("/", 2)[2]: content for path, content in disk.files().items() if path.startswith(paths.REPLACED + "/")
+        path.split("/", 2)[2]: content
+        for path, content in disk.files().items()
+        if path.startswith(paths.REPLACED + "/")
     }
 
 

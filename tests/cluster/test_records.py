@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvitto.cluster import records
-from kvitto.cluster.records import FRAMES, PAYLOAD_BYTES_MAX, Decoder, Frames, Kind, StreamError, sync_parts, sync_payloads
+from kvitto.cluster.records import (
+    FRAMES,
+    PAYLOAD_BYTES_MAX,
+    Decoder,
+    Frames,
+    Kind,
+    StreamError,
+    sync_parts,
+    sync_payloads,
+)
 from kvitto.cluster.ring import Ring
 from tests.ha.stream import records as reference
 from tests.ha.stream.test_records import RECORDS, U64
@@ -18,6 +29,11 @@ FRAME_KINDS = [kind for kind in Kind if kind >= FRAMES]
 def encoded(record: reference.Record, nonce: int, place: int) -> bytes:
     head = records.covered(record.kind, record.file, record.position, len(record.payload))
     return head + records.checksum(nonce + place, head, record.payload) + record.payload
+
+
+def for_all(stream: Iterator[records.Record], got: list[records.Record]) -> None:
+    for record in stream:
+        got.append(record)
 
 
 def test_the_kinds_are_those_of_the_reference() -> None:
@@ -60,16 +76,18 @@ def test_a_flipped_bit_is_refused_and_what_came_before_it_is_not(
 ) -> None:
     frames = Frames(5)
     parts = [
-        part for i, record in enumerate(found) for part in (encoded(record, 7, i), frames.encode(Kind.CHUNK, 1, i, b"abc"))
+        part
+        for i, record in enumerate(found)
+        for part in (encoded(record, 7, i), frames.encode(Kind.CHUNK, 1, i, b"abc"))
     ]
     which = data.draw(st.integers(0, len(parts) - 1))
     bit = data.draw(st.integers(0, len(parts[which]) * 8 - 1))
     damaged = bytearray(parts[which])
     damaged[bit // 8] ^= 1 << bit % 8
     got = []
+    stream = Decoder(7, 0, 5).feed(b"".join([*parts[:which], damaged, *parts[which + 1 :], bytes(PAYLOAD_BYTES_MAX)]))
     with pytest.raises(StreamError):
-        for record in Decoder(7, 0, 5).feed(b"".join([*parts[:which], damaged, *parts[which + 1 :], bytes(PAYLOAD_BYTES_MAX)])):
-            got.append(record)
+        for_all(stream, got)
     assert len(got) == which
 
 

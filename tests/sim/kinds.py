@@ -10,6 +10,7 @@ from tests.sim.faults import eio, enospc
 from tests.sim.flips import bitflip
 from tests.sim.replicas import prefix, replica
 from tests.sim.result import Result
+from tests.sim.standbys import standby
 
 KINDS: dict[str, Callable[..., Result]] = {
     "power": power,
@@ -23,5 +24,6 @@ KINDS: dict[str, Callable[..., Result]] = {
     "prefix": prefix,
     "replica": replica,
     "backup": backup,
+    "standby": standby,
 }
 """From a seed, and the part that is to be tried of what could be (1.0: all)."""

@@ -25,7 +25,7 @@ from kvitto.cluster.link import Behind, Leader, Link
 from kvitto.cluster.promotion import promote
 from kvitto.cluster.records import Record, StreamError
 from kvitto.cluster.ring import Ring
-from kvitto.cluster.state import begin_history
+from kvitto.cluster.state import begin_history, read_following
 from kvitto.cluster.tapping import TapDisk
 from kvitto.store import paths
 from kvitto.store.commit import Commit
@@ -33,7 +33,7 @@ from tests.protocol.sansio import ProtocolHarness
 from tests.sim.cuts import Shown, play
 from tests.sim.ledger import Ledger
 from tests.sim.result import Result, finding
-from tests.sim.world import SeededIds, SimulatedRun, check_start, small_world
+from tests.sim.world import SeededIds, SimulatedRun, begin, check_sound, check_start, small_world
 from tests.support.clock import ManualClock
 from tests.support.harness import BrokerHarness
 from tests.support.simdisk import SimDisk
@@ -159,7 +159,24 @@ class Standby:
         self.cut()
         power = self.rng.random() < 0.6
         self.disk = self.disk.crash(self.rng, hostile=self.rng.random() < 0.5) if power else self.disk.kill()
+        with SeededIds.others(self.rng):
+            self.check_what_is_left()
         self.begin()
+
+    def check_what_is_left(self) -> None:
+        """What says that it is complete starts, whatever is in it. What does not cannot be promoted."""
+        image = self.disk.copy().kill()
+        following = read_following(image)
+        if following is not None and following.complete:
+            promote(image)
+            check_sound(image.seen())
+            begin(image, self.world.clock)
+            return
+        try:
+            promote(image)
+        except Refused:
+            return
+        raise AssertionError("a directory that is not complete has been promoted")
 
     def flip(self) -> None:
         """A bit changes on its way."""

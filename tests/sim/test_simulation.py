@@ -42,6 +42,7 @@ PARTS = {
     "prefix": 0.1,
     "replica": 0.1,
     "backup": 1.0,
+    "standby": 0.03,
 }
 RUNS = 2
 

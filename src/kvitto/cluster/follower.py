@@ -35,6 +35,7 @@ from kvitto.cluster.records import (
 )
 from kvitto.cluster.state import (
     Following,
+    forget_boot,
     new_id,
     read_following,
     read_history,
@@ -495,6 +496,7 @@ class Follower:
         self._refuse_to_empty(sum(own[path] for path in gone), sum(own.values()))
         self.following = Following(self.where, False, self.following.session, self.following.member)
         write_following(self.disk, self.following)
+        forget_boot(self.disk)
         if self._leaders != self.history:
             write_history(self.disk, self._leaders)
             self.history = self._leaders

@@ -101,11 +101,13 @@ class Link:
         self._found: list[tuple[str, Node]] = []
         self._steps: Iterator[bytes] | None = None
         self._streaming = False
+        self._done: int | None = None
+        """The place of the DONE that the follower has not acknowledged yet."""
 
     @property
-    def lag_bytes(self) -> int:
-        """How many bytes of the stream the follower has not acknowledged."""
-        return max(self.leader.ring.total - self.behind_at, 0)
+    def lag_bytes(self) -> int | None:
+        """How many bytes of the stream the follower has not acknowledged. None while its files are compared."""
+        return self.leader.ring.total - self.behind_at if self.state == "following" else None
 
     # -- what the follower sends -----------------------------------------------------------------------------------
 
@@ -196,6 +198,8 @@ class Link:
         self.acknowledged = max(self.acknowledged, place)
         while self._marks and self._marks[0][0] <= place:
             self.behind_at = self._marks.popleft()[1]
+        if self._done is not None and place >= self._done:
+            self.state, self._done = "following", None
 
     # -- what to send ----------------------------------------------------------------------------------------------
 
@@ -251,8 +255,8 @@ class Link:
         until = ring.next
         while self.place < until:
             yield b""  # `give` sends records with each step
+        self._done, self._sums, self._same = self.place, {}, {}
         yield self._frames.encode(Kind.DONE, 0, self.place)
-        self.state, self._sums, self._same = "following", {}, {}
 
     def _look(self) -> Iterator[bytes]:
         """Look which files are the same. Nothing is sent: the follower's directory is still what it was."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from kvitto.cluster.handshake import Refused
-from kvitto.cluster.state import new_id, read_following, read_history, write_history
+from kvitto.cluster.state import forget_boot, new_id, read_following, read_history, write_history
 from kvitto.store import paths
 from kvitto.store.disk import Disk
-from kvitto.store.store import UNKNOWN_BOOT
 
 
 def promote(disk: Disk) -> int:
@@ -35,12 +34,7 @@ def _promote(disk: Disk, where: str) -> int:
             "they were being compared when the connection ended. Let it follow until its log says that it follows, "
             "or promote another follower"
         )
-    # the broker has to take what waits for delivered, as after a power cut: the leader's last deliveries may not have come
-    file = disk.open(paths.BOOT, create=True)
-    file.truncate(0)
-    file.write_at(0, [UNKNOWN_BOOT])
-    file.sync()
-    file.close()
+    forget_boot(disk)
     history = [*read_history(disk), new_id()]
     write_history(disk, history)
     disk.unlink(paths.FOLLOWS)

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from kvitto.base.errors import StoreError
 from kvitto.store import paths
 from kvitto.store.disk import Disk
+from kvitto.store.store import UNKNOWN_BOOT
 
 HISTORY_MAX = 500
 
@@ -69,6 +70,11 @@ def read_following(disk: Disk) -> Following | None:
 
 def write_following(disk: Disk, following: Following) -> None:
     replace(disk, paths.FOLLOWS, json.dumps(asdict(following)).encode() + b"\n")
+
+
+def forget_boot(disk: Disk) -> None:
+    """Have the next broker flag all that waits, as after a power cut: the leader's last deliveries may not have come."""
+    replace(disk, paths.BOOT, UNKNOWN_BOOT)
 
 
 def replace(disk: Disk, path: str, content: bytes) -> None:

@@ -96,8 +96,10 @@ class Followers:
         if self._shown * TIME_S >= SHOW_S:
             self._shown = 0
             for link in self.links:
-                if link.lag_bytes > SHOW_BYTES:
-                    log.info("follower %s is %s, %.1f MiB behind", link.where, link.state, link.lag_bytes / (1 << 20))
+                if (lag := link.lag_bytes) is None:
+                    log.info("follower %s is %s: %d of %d files", link.where, link.state, link.files_done, link.files)
+                elif lag > SHOW_BYTES:
+                    log.info("follower %s is %.1f MiB behind", link.where, lag / (1 << 20))
 
     def _wake(self) -> None:
         for event in self._wakes.values():

@@ -1,0 +1,264 @@
+"""A broker and its standby as processes: kills of both under load, the promotion, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+import kvitto
+from kvitto.base.config import ConfigError
+from kvitto.client.blocking.connection import SyncConnection
+from kvitto.client.errors import AMQPError
+from kvitto.cluster.handshake import read_key
+from kvitto.store import paths
+from tests.cli.process import kvitto as command
+from tests.crash.serve import STOP_S, Served
+from tests.http.api import Http
+from tests.support.wait import wait_until
+
+SMALL = b"x" * 100
+
+
+class Follower:
+    """`kvitto serve --follow` on a data directory."""
+
+    def __init__(self, data: Path, leader: str, key: Path) -> None:
+        self.data = data
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as the process
+        arguments = ["serve", "--data-dir", str(data), "--follow", leader, "--cluster-key", str(key)]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "kvitto.cli.main", *arguments], stdout=subprocess.PIPE, stderr=self.errors, text=True
+        )
+        assert self.process.stdout is not None
+        self.ready = self.process.stdout.readline()
+
+    def log(self) -> str:
+        self.errors.seek(0)
+        return self.errors.read()
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(STOP_S)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    def stop(self) -> int:
+        """SIGTERM; gives the exit code."""
+        self.process.terminate()
+        return self.process.wait(STOP_S)
+
+
+class Pair:
+    """A leader with a follower, both in processes of their own, and their directories."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self.key = place / "key"
+        self.key.write_text("a key that both of them share\n")
+        self.key.chmod(0o600)
+        self.address = "127.0.0.1:0"
+        self._all: list[Served | Follower] = []
+        self.lead(place / "one")
+        self.follow(place / "two")
+
+    def lead(self, data: Path, *options: str) -> None:
+        self.leader = Served(data, "--followers", self.address, "--cluster-key", str(self.key), *options)
+        self._all.append(self.leader)
+        found = re.search(r" http=(\S+) .* followers=(\S+)", self.leader.ready)
+        assert found, self.leader.ready
+        self.http = Http(f"http://{found[1]}")
+        self.address = found[2]
+
+    def follow(self, data: Path) -> None:
+        self.follower = Follower(data, self.address, self.key)
+        self._all.append(self.follower)
+        assert self.follower.ready.startswith(f"kvitto follows leader={self.address} data={data} pid=")
+
+    @property
+    def behind(self) -> tuple[str, int | None] | None:
+        """State and lag of the follower, None without one."""
+        found = self.http.get("/api/overview")["kvitto"]["followers"]
+        return (found[-1]["state"], found[-1]["lag_bytes"]) if found else None
+
+    def wait(self) -> None:
+        """Until the follower has acknowledged all that has been confirmed by now."""
+        wait_until(lambda: self.behind == ("following", 0), what="the follower has all")
+
+    def end(self) -> None:
+        for each in self._all:
+            each.kill()
+            each.errors.close()
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    found = Pair(tmp_path)
+    try:
+        yield found
+    finally:
+        found.end()
+
+
+def connect(served: Served) -> SyncConnection:
+    return kvitto.connect_sync(f"amqp://guest:guest@127.0.0.1:{served.port}/", reconnect=False)
+
+
+class Publisher:
+    """Publishes numbers, one after the other, to whichever broker leads, and notes those that were confirmed."""
+
+    def __init__(self, pair: Pair) -> None:
+        self.pair = pair
+        self.confirmed: list[int] = []
+        self.number = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            with suppress(AMQPError, OSError), connect(self.pair.leader) as connection, connection.channel() as channel:
+                channel.queue("q", durable=True)
+                while not self._stop.is_set():
+                    self.number += 1
+                    channel.publish(b"%d %s" % (self.number, SMALL), "q")
+                    self.confirmed.append(self.number)
+
+    def more(self, count: int) -> None:
+        wanted = len(self.confirmed) + count
+        wait_until(lambda: len(self.confirmed) >= wanted, what="more confirms")
+
+    def stop(self) -> list[int]:
+        self._stop.set()
+        self._thread.join()
+        return self.confirmed
+
+
+def numbers(served: Served) -> list[int]:
+    """What is in the queue, in order."""
+    with connect(served) as connection, connection.channel() as channel:
+        queue = channel.queue("q", durable=True)
+        found = [queue.get() for _ in range(queue.message_count)]
+        assert queue.get() is None
+    return [int(message.body.split()[0]) for message in found if message is not None]
+
+
+@pytest.mark.slow
+def test_what_was_confirmed_and_acknowledged_survives_kills_of_both_and_a_promotion(pair: Pair) -> None:
+    """C2, on another machine: all of it is there, in order."""
+    publisher = Publisher(pair)
+    try:
+        publisher.more(200)
+        for _ in range(2):
+            pair.follower.kill()
+            publisher.more(200)
+            pair.follow(pair.place / "two")
+            publisher.more(200)
+            pair.leader.kill()
+            pair.lead(pair.place / "one")
+            publisher.more(200)
+    finally:
+        confirmed = publisher.stop()
+    pair.wait()
+    pair.leader.kill()
+    assert pair.follower.stop() == 0
+    assert "Traceback" not in pair.follower.log()
+    checked = command("check", str(pair.place / "two"))
+    assert checked.returncode == 0, checked.stdout
+    promoted = command("promote", str(pair.place / "two"))
+    assert promoted.returncode == 0 and "leads (epoch 2)" in promoted.stdout
+    pair.lead(pair.place / "two")
+    found = numbers(pair.leader)
+    assert set(confirmed) <= set(found) and found == sorted(found) and len(found) == len(set(found))
+    # the leader of before may follow now, and is the same then
+    pair.follow(pair.place / "one")
+    pair.wait()
+    assert pair.leader.stop() == 0
+    wait_until(lambda: files(pair.place / "one") == files(pair.place / "two"), what="both directories are the same")
+
+
+def files(data: Path) -> dict[str, bytes]:
+    found = {str(path.relative_to(data)): path for path in data.rglob("*") if path.is_file()}
+    return {name: path.read_bytes() for name, path in found.items() if not paths.is_local(name)}
+
+
+@pytest.mark.slow
+def test_a_follower_that_stands_still_does_not_hold_up_the_leader(pair: Pair) -> None:
+    """It gets what it has missed when it goes on, by comparing files: the ring has not kept it."""
+    pair.wait()
+    os.kill(pair.follower.process.pid, signal.SIGSTOP)
+    with connect(pair.leader) as connection, connection.channel() as channel:
+        channel.queue("q", durable=True)
+        body = bytes(1 << 20)
+        for _ in range(100):
+            channel.publish(body, "q")
+    before = pair.leader.rss()
+    assert before < 500 << 20
+    os.kill(pair.follower.process.pid, signal.SIGCONT)
+    wait_until(lambda: "has to compare its files again" in pair.leader.log(), what="the leader gives up the connection")
+    pair.wait()
+    assert pair.leader.stop() == 0
+    wait_until(lambda: files(pair.place / "one") == files(pair.place / "two"), what="both directories are the same")
+
+
+@pytest.mark.slow
+def test_what_may_not_be_done_is_refused_with_words(pair: Pair) -> None:
+    one, two, three = (str(pair.place / name) for name in ("one", "two", "three"))
+    pair.wait()
+    before = files(pair.place / "two")
+
+    def refused(*arguments: str) -> str:
+        result = command(*arguments)
+        assert result.returncode in (1, 2) and result.stdout in ("", result.stdout), result
+        assert "Traceback" not in result.stderr
+        return result.stderr.strip().splitlines()[-1]
+
+    follow = ("serve", "--follow", pair.address, "--cluster-key", str(pair.key), "--data-dir")
+    serve = ("serve", "--port", "0", "--http-port", "off", "--data-dir")
+    assert "is in use by process" in refused(*follow, two)
+    assert "is in use by process" in refused("promote", two)
+    pair.follower.stop()
+    assert f"{two} follows another broker" in refused(*serve, two) and "kvitto promote" in refused(*serve, two)
+    assert "does not follow a leader" in refused("promote", three) or "is not there" in refused("promote", three)
+    other = pair.place / "other"
+    other.write_text("another key, which is as long\n")
+    other.chmod(0o600)
+    wrong = refused("serve", "--follow", pair.address, "--cluster-key", str(other), "--data-dir", two)
+    assert "has another key: --cluster-key has to be the same file on both sides" in wrong
+    other.chmod(0o644)
+    assert "chmod 600" in refused("serve", "--follow", pair.address, "--cluster-key", str(other), "--data-dir", two)
+    assert "needs --cluster-key" in refused("serve", "--follow", pair.address, "--data-dir", two)
+    assert "is no address" in refused("serve", "--follow", "nowhere", "--cluster-key", str(pair.key))
+    with Served(pair.place / "three") as plain:
+        assert plain.stop() == 0
+    assert "has never followed a leader" in refused(*follow, three)
+    assert "does not follow a leader" in refused("promote", one) or "is in use" in refused("promote", one)
+    assert files(pair.place / "two") == before
+    pair.follow(pair.place / "two")
+    pair.wait()
+
+
+def test_a_key_has_a_length_and_is_nobody_elses(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    with pytest.raises(ConfigError, match="No such file"):
+        read_key(key)
+    key.write_text("short")
+    key.chmod(0o600)
+    with pytest.raises(ConfigError, match="16 to 4096 bytes"):
+        read_key(key)
+    key.write_text("0123456789abcdef\n")
+    found = read_key(key)
+    key.chmod(0o640)
+    with pytest.raises(ConfigError, match="can be read by other users"):
+        read_key(key)
+    assert len(found) == 32

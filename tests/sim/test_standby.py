@@ -1,0 +1,148 @@
+"""What is left out of replication is found by the simulation (kind `standby`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+
+from kvitto.base.errors import StoreFull
+from kvitto.cluster import follower
+from kvitto.cluster.follower import Copy, Follower
+from kvitto.cluster.link import Link
+from kvitto.cluster.records import Kind, Record
+from kvitto.cluster.state import Following
+from kvitto.cluster.tapping import TapDisk, TapFile
+from kvitto.cluster.tree import Node
+from kvitto.store import paths
+from kvitto.store.disk import Disk, File
+from tests.sim.kinds import KINDS
+
+SEEDS = 30
+PART = 0.05
+
+
+def acknowledge_only(self: Follower, files: Sequence[int], directories: Sequence[str]) -> None:
+    """Sync nothing."""
+    self.synced, self._due = self.place + 1, True
+
+
+def sync_files_only(self: Follower, files: Sequence[int], directories: Sequence[str]) -> None:
+    sync(self, files, [])
+
+
+def sync_one_late(self: Follower, files: Sequence[int], directories: Sequence[str]) -> None:
+    """Apply what comes behind a sync point before that is done."""
+    late, self._late = getattr(self, "_late", ([], [])), (files, directories)  # type: ignore[attr-defined]
+    sync(self, *late)
+
+
+def complete_at_once(disk: Disk, following: Following) -> None:
+    """Never say that the directory is mixed."""
+    write_following(disk, Following(following.leader, True, following.session, following.member))
+
+
+def complete_without_syncs(self: Follower) -> None:
+    self.following = Following(self.where, True, self._session, self.following.member)
+    write_following(self.disk, self.following)
+    self.session, self.copying, self.synced = self._session, False, self.place
+    for node in self.nodes.values():
+        node.original = 0
+    self._aside = ""
+
+
+def send_names_late(self: Link) -> Iterator[bytes]:
+    """Send the records from a later place on than the names are of."""
+    for part in names(self):
+        yield part
+        if self._streaming:
+            self.place = self.leader.ring.next
+
+
+def end_too_early(self: Link) -> Iterator[bytes]:
+    """Say that all has been sent before the last records are."""
+    yield from self._look()
+    yield from self._send_names()
+    yield from self._send_files()
+    yield self._frames.encode(Kind.DONE, 0, self.place)
+    self.state = "following"
+
+
+def read_before(self: Link, path: str, node: Node) -> Iterator[bytes]:
+    """Read a file in one step and send it in a later one, behind records that came meanwhile."""
+    for part in list(send_file(self, path, node)):
+        yield b""
+        yield part
+
+
+def look_once(self: Link) -> Iterator[bytes]:
+    """Take for the same what was so, whatever has changed since."""
+    yield from look(self)
+    self._same = {path: (node, 1 << 62) for path, (node, _) in self._same.items()}
+
+
+def say_nothing(self: TapDisk, files: Sequence[File], directories: Sequence[str]) -> None:
+    """No sync point of a commit."""
+
+
+def keep_quiet(self: TapFile, n: int) -> None:
+    """A cut is not told."""
+    self._file.truncate(n)
+    self.node.length = n
+
+
+def rename_quietly(self: TapDisk, a: str, b: str) -> None:
+    self.inner.rename(a, b)
+    if not paths.is_local(a):
+        node = self.tree.forget(a)
+        assert node is not None
+        self.tree.name(b, node)
+
+
+def leave_out(self: Follower, record: Record) -> None:
+    """What a full disk has refused is not asked for again."""
+    try:
+        apply(self, record)
+    except StoreFull:
+        self.place += 1
+        raise
+
+
+def no_end(self: Follower, node: Copy, length: int) -> None:
+    """What is longer than the leader's stays so."""
+    node.original = 0
+
+
+sync, apply = Follower._sync, Follower._apply
+names, send_file, look = Link._send_names, Link._send_file, Link._look
+write_following = follower.write_following
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "broken"),
+    [
+        (Follower, "_sync", acknowledge_only),
+        (Follower, "_sync", sync_files_only),
+        (Follower, "_sync", sync_one_late),
+        (follower, "write_following", complete_at_once),
+        (Follower, "_complete", complete_without_syncs),
+        (Link, "_send_names", send_names_late),
+        (Link, "_compare", end_too_early),
+        (Link, "_send_file", read_before),
+        (Link, "_look", look_once),
+        (TapDisk, "sync_point", say_nothing),
+        (TapFile, "truncate", keep_quiet),
+        (TapDisk, "rename", rename_quietly),
+        (Follower, "_apply", leave_out),
+        (Follower, "_end_of_file", no_end),
+    ],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_a_planted_bug_is_found(
+    where: object, name: str, broken: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(where, name, broken)
+    assert any(KINDS["standby"](seed, PART).findings for seed in range(SEEDS))
+
+
+pytestmark = pytest.mark.slow
