@@ -148,6 +148,23 @@ def test_a_leader_of_before_may_follow_and_what_only_it_had_is_kept() -> None:
     assert any(b"only here" in data for data in kept.values())
 
 
+def test_a_hard_link_of_a_file_that_is_overwritten_keeps_what_it_had() -> None:
+    """A backup may have links to segments."""
+    pair = following(2)
+    promote(pair.disk)
+    old = BrokerHarness(pair.leading.inner.kill())
+    publish(old, "only here")
+    path = next(path for path in old.disk.files() if path.startswith("queues/") and path.endswith(".log"))
+    disk = old.disk.kill()
+    content = disk.files()[path]
+    disk.link(path, "spare.new")  # any name that nobody looks at
+    new = Pair(Leading(pair.disk.kill()), disk)
+    publish(new.leading, "of the new leader")
+    new.pump()
+    assert new.own == new.theirs and new.own[path] != content
+    assert disk.files()["spare.new"] == content
+
+
 def test_what_was_replaced_is_kept_for_a_day() -> None:
     pair = following()
     pair.disk.makedirs("queues/" + "0" * 32)

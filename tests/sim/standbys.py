@@ -42,6 +42,8 @@ KEY = b"0123456789abcdef"
 RINGS = (2_000, 20_000, 1 << 26)
 """Bytes of the ring: a follower soon falls out of the first one."""
 SNAPSHOTS_MAX = 200
+CRASHES = 0.03
+"""How often the follower fails at a step while files are compared, the most delicate time."""
 
 
 class LeaderDisk(TapDisk):
@@ -129,8 +131,8 @@ class Standby:
         with finding(
             self.result, f"operation {self.world.disk.operations}, place {self.follower.place} of the follower"
         ):
-            if choice < 0.3:
-                self.some(self.rng.randint(1, 4))
+            if choice < 0.4:
+                self.some(self.rng.randint(1, 8))
             elif choice < 0.5:
                 self.catch_up()
             elif choice < 0.53:
@@ -156,6 +158,7 @@ class Standby:
     def crash(self) -> None:
         """The follower's process is killed, or its power fails."""
         self.result.notes["crashes of the follower"] += 1
+        self.result.notes["crashes while files are compared"] += self.follower.copying
         self.cut()
         power = self.rng.random() < 0.6
         self.disk = self.disk.crash(self.rng, hostile=self.rng.random() < 0.5) if power else self.disk.kill()
@@ -190,14 +193,22 @@ class Standby:
     def some(self, count: int) -> None:
         for _ in range(count):
             self.pump()
+            if self.follower.copying and self.rng.random() < CRASHES:
+                self.crash()
+                return
             self.deliver(self.rng.choice((1, 30, 100, 1000, 1 << 20)))
 
     def catch_up(self) -> None:
+        crashes = self.rng.randint(0, 2)
         for _ in range(10_000):
             if self.caught_up():
-                self.check(self.world.ledger, self.world.clock)
+                compare(self.leader, self.disk)
                 return
             self.pump()
+            if crashes and self.follower.copying and self.rng.random() < CRASHES:
+                crashes -= 1
+                self.crash()
+                continue
             if self._damaged and not self._to_follower and not self._to_leader:
                 self.cut()  # it waits for the rest of a record whose length was damaged; after a while it gives up
             self.deliver(1 << 20)
@@ -253,7 +264,7 @@ class Standby:
     # -- what must hold --------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Remember what the client knows at this place of the stream."""
+        """Remember what the client knows at this place of the stream. The operation that the disk is at is none of its records yet."""
         world = self.world
         if self.leader is None or not world.up or self.rng.random() >= self.part:
             return
@@ -261,6 +272,8 @@ class Standby:
         self.snapshots[key] = deepcopy(world.ledger), ManualClock(world.clock.wall_ms, world.clock.seconds)
         if len(self.snapshots) > SNAPSHOTS_MAX:
             del self.snapshots[next(iter(self.snapshots))]
+        if self.caught_up():
+            self.check(*self.snapshots[key])
 
     def passed(self) -> None:
         """The follower has come to a place."""
@@ -279,9 +292,6 @@ class Standby:
                 image.free, image.full = 1 << 40, False
                 promote(image)
                 check_start(image, clock, ledger)
-        if self.caught_up():
-            with finding(self.result, f"compared at place {self.follower.place}"):
-                compare(self.leader, self.disk)
         if self.result.findings:
             raise Shown
 

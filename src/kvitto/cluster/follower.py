@@ -561,19 +561,29 @@ class Follower:
         return target
 
     def _keep(self, node: Copy, position: int) -> None:
-        """Keep a copy of a file if bytes of its own are about to be overwritten or cut."""
+        """Move a file aside if bytes of its own are about to be overwritten or cut, and go on with a copy of it.
+
+        The file itself moves and not the copy, since a backup may have hard links to it.
+        """
         if position >= node.original:
             return
-        source, target = self._file(node), self._place_aside(node.paths[0])
-        copy = self.disk.open(target, create=True)
+        node.original = 0
+        path, source = node.paths[0], self._file(node)
+        target = self._place_aside(path)
+        copy = self.disk.open(paths.copying(target), create=True)
         at = 0
         while data := source.read_at(at, COPY_BYTES):
             at += copy.write_at(at, [data])
         copy.sync()
         copy.close()
+        self._close(node)
+        self.disk.rename(path, target)
+        self.disk.rename(paths.copying(target), path)
+        for other in node.paths[1:]:
+            self.disk.rename(other, self._place_aside(other))
+            self.disk.link(path, other)
         self._sync_aside()
         self._moved += at
-        node.original = 0
 
     def _sync_aside(self) -> None:
         for directory in self._aside_directories:

@@ -330,6 +330,8 @@ class Link:
                 continue
             sent.add(node)
             same, since = self._same.get(path, (None, 0))
+            if not node.paths:  # it has been removed meanwhile: the records say so
+                continue
             if same is node and node.changed <= since:
                 yield self._frames.encode(Kind.END, node.number, node.length)
             else:
@@ -342,7 +344,7 @@ class Link:
             if at < node.length:
                 self.prefetch = node.paths[0], at
                 yield b""
-            if not node.paths:  # it has been removed meanwhile: the records say so
+            if not node.paths:
                 return
             data = b""
             if at < node.length:
