@@ -60,7 +60,7 @@ def replaced(disk: SimDisk) -> dict[str, bytes]:
 def test_it_has_each_commit_when_it_has_acknowledged_it() -> None:
     pair = following(3)
     publish(pair.leading, "late")
-    assert pair.link.lag_bytes > 0
+    assert pair.link.lag_bytes != 0
     assert b"late" not in bodies(pair.disk)
     pair.rest()
     assert pair.link.lag_bytes == 0 and pair.own == pair.theirs

@@ -84,7 +84,7 @@ def test_a_flipped_bit_is_refused_and_what_came_before_it_is_not(
     bit = data.draw(st.integers(0, len(parts[which]) * 8 - 1))
     damaged = bytearray(parts[which])
     damaged[bit // 8] ^= 1 << bit % 8
-    got = []
+    got: list[records.Record] = []
     stream = Decoder(7, 0, 5).feed(b"".join([*parts[:which], damaged, *parts[which + 1 :], bytes(PAYLOAD_BYTES_MAX)]))
     with pytest.raises(StreamError):
         for_all(stream, got)

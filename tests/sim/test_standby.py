@@ -11,7 +11,7 @@ from kvitto.cluster import follower
 from kvitto.cluster.follower import Copy, Follower
 from kvitto.cluster.link import Link
 from kvitto.cluster.records import Kind, Record
-from kvitto.cluster.state import Following
+from kvitto.cluster.state import Following, write_following
 from kvitto.cluster.tapping import TapDisk, TapFile
 from kvitto.cluster.tree import Node
 from kvitto.store import paths
@@ -31,10 +31,14 @@ def sync_files_only(self: Follower, files: Sequence[int], directories: Sequence[
     sync(self, files, [])
 
 
+late: dict[int, tuple[Sequence[int], Sequence[str]]] = {}
+
+
 def sync_one_late(self: Follower, files: Sequence[int], directories: Sequence[str]) -> None:
     """Apply what comes behind a sync point before that is done."""
-    late, self._late = getattr(self, "_late", ([], [])), (files, directories)  # type: ignore[attr-defined]
-    sync(self, *late)
+    before = late.pop(id(self), ([], []))
+    late[id(self)] = files, directories
+    sync(self, *before)
 
 
 def complete_at_once(disk: Disk, following: Following) -> None:
@@ -115,7 +119,6 @@ def no_end(self: Follower, node: Copy, length: int) -> None:
 
 sync, apply = Follower._sync, Follower._apply
 names, send_file, look = Link._send_names, Link._send_file, Link._look
-write_following = follower.write_following
 
 
 @pytest.mark.parametrize(
