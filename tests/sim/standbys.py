@@ -86,7 +86,10 @@ class WatchedFollower(Follower):
     standby: Standby
 
     def _take(self, record: Record) -> Iterator[bytes]:
+        copying = self.copying
         yield from super()._take(record)
+        if copying and not self.copying:
+            self.standby.check_what_is_left()
         self.standby.passed()
 
 
