@@ -222,7 +222,7 @@ class Link:
         """Whether `give` has more."""
         return bool(self._out) or self._steps is not None or (self._streaming and self.place < self.leader.ring.next)
 
-    def _records(self, most: int = STEP_RECORDS) -> bytes:
+    def _records(self) -> bytes:
         """The next records."""
         ring, secrets = self.leader.ring, self._secrets
         assert secrets is not None
@@ -230,7 +230,7 @@ class Link:
             raise Behind
         parts: list[bytes] = []
         size, place, total = 0, self.place, 0
-        end = min(ring.next, place + most)
+        end = min(ring.next, place + STEP_RECORDS)
         while place < end and size < STEP_BYTES:
             head, payload, total = ring.at(place)
             parts += (head, checksum(secrets.records + place, head, payload), payload)

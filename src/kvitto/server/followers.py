@@ -154,6 +154,8 @@ class Followers:
                 log.info("%s is gone before it was a follower; does it have the same key?", link.where)
         except StoreError as error:
             log.error("follower %s cannot be served: %s", link.where, error)
+        except Exception:  # whatever is wrong with one connection, the broker goes on
+            log.exception("follower %s cannot be served", link.where)
         finally:
             receiving.cancel()
             self._leader.links.remove(link)
