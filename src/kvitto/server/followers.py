@@ -106,15 +106,15 @@ class Followers:
             event.set()
 
     async def finish(self) -> None:
-        """Give followers what is left, and end their connections."""
+        """Have followers sync what is left, and end their connections."""
         if self._server is not None:
             self._server.close()
         if self._beat is not None:
             self._beat.cancel()
-        end = self.ring.next
+        end = self.ring.put(Kind.TIME, 0, int(time.time() * 1000), ()) + 1  # they sync all, and say so
         deadline = time.monotonic() + FINISH_S
         while time.monotonic() < deadline and any(
-            link.state == "following" and not link.replaced and link.place < end for link in self.links
+            link.state == "following" and not link.replaced and link.acknowledged < end for link in self.links
         ):
             await asyncio.sleep(0.01)
         for task in list(self._tasks):
