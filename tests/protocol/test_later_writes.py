@@ -327,3 +327,43 @@ def test_large_bodies_of_a_wide_message_count_as_more(wide: ProtocolHarness) -> 
     assert written(wide) == OWN + LOAD // 4
     wide.settle_down()
     assert acked(wire) == 1 and written(wide) == 20
+
+
+def test_a_narrow_source_in_the_same_turn_is_not_put_off(wide: ProtocolHarness) -> None:
+    """Its queue was dirty already, so that it stayed behind: 19 commits, seen with a page to 1,200 queues."""
+    wire, other = confirming(wide), confirming(wide)
+    publish(wire, *names(20))
+    publish(other, "q19")
+    wide.turn()
+    wide.sync()
+    assert acked(other) == 1 and not acked(wire)
+    wide.settle_down()
+    assert acked(wire) == 20
+
+
+def test_a_get_does_not_wait_for_the_line(wide: ProtocolHarness) -> None:
+    """10 commits, seen behind a line of 1,200 queues."""
+    wire, other = confirming(wide), wide.wire()
+    to_all(wire)
+    wide.turn()
+    assert wide.broker.vhosts["/"].queues["q19"].waits_for_commit
+    other.put(1, m.BasicGet("q19", no_ack=True))
+    for _ in range(3):
+        wide.turn()
+    assert [type(x) for x in other.methods()] == [m.BasicGetOk]
+    wide.settle_down()
+    assert acked(wire) == 1
+
+
+def test_the_memory_of_the_line_is_limited(wide: ProtocolHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """12 messages of 40 KB to 600 queues took 205 MB."""
+    monkeypatch.setattr(later_writes, "LINE_BYTES", 50_000)
+    wire = confirming(wide)
+    for _ in range(3):
+        to_all(wire, bytes(10_000))
+        for _ in range(3):
+            wide.turn()
+        waiting = [queue for queue in wide.broker.vhosts["/"].queues.values() if queue.waits_for_commit]
+        assert sum(queue.own_bytes for queue in waiting) <= wide.broker.later_writes.bytes <= 50_000
+    wide.settle_down()
+    assert acked(wire) == 3 and wide.broker.later_writes.bytes == 0

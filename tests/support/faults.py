@@ -77,6 +77,7 @@ class Faults:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
+        forth: asyncio.StreamWriter | None = None
         try:
             if self.refuse:
                 return
@@ -90,6 +91,8 @@ class Faults:
             pass
         finally:
             writer.transport.abort()
+            if forth is not None:
+                forth.transport.abort()
             self._tasks.discard(task)
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, from_server: bool) -> None:

@@ -140,7 +140,8 @@ class Turning(TurnState):
                 queue.tail.closed.clear()
         if (self._applied or self._applied_to_slow) and not self.unwritten:
             self._note_applied()
-        self.behind = (len(self.dirty) + len(self.later_writes.waiting)) * self._queue_size > BEHIND_BYTES
+        waiting = (len(self.dirty) + len(self.later_writes.waiting)) * self._queue_size + self.later_writes.bytes
+        self.behind = waiting > BEHIND_BYTES
         self.left, self.allowance = self.allowance, ALLOWANCE
         self.changes_left = self.changes_each
 

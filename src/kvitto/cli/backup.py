@@ -176,7 +176,7 @@ class Backup:
         for size in taking.steps():
             done += size
             self._go_on(f"{done / MIB:.0f} of {taking.bytes / MIB:.0f} MiB copied, {taking.linked} files linked")
-            time.sleep(PAUSES * (time.monotonic() - began))
+            time.sleep(min(PAUSES * (time.monotonic() - began), ASK_S))
             began = time.monotonic()
         self._api.get("backup", self._name)  # it has kept the files until now: nothing is missing
         taking.complete()

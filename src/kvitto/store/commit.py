@@ -188,7 +188,7 @@ class GroupCommit:
         self.new_before = 0
         """How many of the segments in the last commit were new."""
         self.load = self.load_before = 0
-        """What queues that yield have written since then, and what of that the last commit had (broker/queues/later_writes.py)."""
+        """The load that `LaterWrites` has let in since then, and what of it the last commit had (broker/queues/later_writes.py)."""
         self.waiting = False
         """Whether somebody waits for the next sync. It is asked several times in each turn."""
         self._unannounced: deque[Commit] = deque()

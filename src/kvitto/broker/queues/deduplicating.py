@@ -192,6 +192,7 @@ class DeduplicatingQueue(WorkQueue):
     def _synced(self) -> None:
         self._awaits_sync = False
         self.broker.pressed.pop(self, None)
+        self.broker.jobs.resume()  # one may wait for this queue
         self.mark_dirty()
 
     def open_tail(self) -> Batch:

@@ -128,12 +128,14 @@ def hold(queue: WorkQueue, end: int, holder: object) -> Iterator[None]:
     """
     end = min(end, queue.log.announced_end)
     before = 0 if queue.hold is None else queue.hold.end
-    for _ in waiting.in_pieces(queue, end, lambda stop: walls.within(queue, _take, queue, stop)):
-        yield
-        if holder not in queue.group_holders:
-            return
-    if queue.hold is not None:
-        queue.hold.outline.release()
+    try:
+        for _ in waiting.in_pieces(queue, end, lambda stop: walls.within(queue, _take, queue, stop)):
+            yield
+            if holder not in queue.group_holders:
+                return
+    finally:
+        if queue.hold is not None:
+            queue.hold.outline.release()
     if queue.hold is not None and queue.hold.end > before and not queue.deleted:
         queue.vhost.define_queue(queue)
     drop_if_empty(queue)

@@ -5,8 +5,10 @@ than bytes in a file that is there. A queue that `yields` was changed by a sourc
 thousands of queues, or a page of publishes to as many. What comes to the queues meanwhile stays in memory, and nothing of it is
 delivered. A queue asks before it is written; `Turning` has those written that have waited.
 
-Invariants: after a turn, a queue in the line has no message on its way to a peer, and at most WAITING_BYTES in its open batch. One that
-has files may leave the line in memory only: it is written out of turn as soon as another source changes it, and its place is empty then.
+If another source changes a queue that yields, it is written at once. Its place in the line stays, and is empty then.
+
+Invariants: after a turn, no unwritten message of a queue in the line is on its way to a peer; one that does not yield has at most
+WAITING_BYTES, and those that yield have at most LINE_BYTES together.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 WAITING_BYTES = 64 << 10
 """A queue without files that has more bytes than this is written at once: to write them takes about as long as to make the file."""
+LINE_BYTES = 32 << 20
+"""While queues that yield have more bytes than this in memory, further ones are written at once."""
 LARGE_BYTES = 1 << 20
 """A batch with more bytes than this does not wait here: batches of that size wait for the disk by themselves (`Turning.press`)."""
 NEW_LOAD = LOAD_PER_COMMIT // NEW_FILES_PER_COMMIT
@@ -39,6 +43,10 @@ class LaterWrites:
         self.limited = False
         """Whether queues have to wait. They do not in the turns of a start or an end, which have to write everything."""
         self._commits = commits
+        self.bytes = 0
+        """The bytes in memory of the queues that yield and wait."""
+        self._sizes: dict[Queue, int] = {}
+        """How many of these each of them had when it was last put off."""
         self._chosen: Queue | None = None
         """The queue whose first write is made now."""
 
@@ -76,6 +84,11 @@ class LaterWrites:
             return False
         if not 0 < queue.unwritten_bytes <= LARGE_BYTES:
             return False
+        more = queue.own_bytes - self._sizes.get(queue, 0)
+        if self.bytes + more > LINE_BYTES:
+            return False
+        self.bytes += more
+        self._sizes[queue] = self._sizes.get(queue, 0) + more
         self._put_off(queue)
         return True
 
@@ -94,6 +107,7 @@ class LaterWrites:
             return None
         queue = self.waiting.popleft()
         queue.waits_for_commit = False
+        self.bytes -= self._sizes.pop(queue, 0)
         self.done += 1
         self._commits.load += walls.run(queue, _load, queue) or 0
         self._chosen = None if queue.has_files else queue

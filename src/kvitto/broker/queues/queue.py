@@ -205,6 +205,11 @@ class Queue:
         """The bytes of these messages."""
         return sum(batch.size() for batch in self.tail.batches)
 
+    @property
+    def own_bytes(self) -> int:
+        """The bytes that they take in memory."""
+        return sum(batch.own_bytes() for batch in self.tail.batches)
+
     # -- append ----------------------------------------------------------------------------------------------
 
     def append(self, key_p, key, key_len, props_p, props, props_len, body_p, body, body_len, ttl_ms, flags):  # type: ignore[no-untyped-def]
@@ -226,7 +231,7 @@ class Queue:
         self.tail.next += 1
         self.ready_bytes += body_len
         self.published += 1
-        if not self.dirty:
+        if not self.dirty or self.yields:
             self.mark_dirty()
         if self.limited:
             self.enforce_limits()
@@ -365,11 +370,20 @@ class Queue:
 
     def mark_dirty(self) -> None:
         """Have the next turn look at this queue."""
-        if not self.dirty and not self.deleted:
+        if self.dirty:
+            if self.yields and self.broker.changes_left > 0:  # this source has not changed many queues
+                self.broker.changes_left -= 1
+                self.yields = False
+        elif not self.deleted:
             self.dirty = True
             self.broker.changes_left -= 1
             self.yields = self.broker.changes_left < 0
             self.broker.dirty.append(self)
+
+    def hurry(self) -> None:
+        """Have the next turn write it although it waits for a commit with others."""
+        self.mark_dirty()
+        self.yields = False
 
     def show(self) -> None:
         """Note a delivery. Its delivered mark must be in the files before it is sent to the peer (A9)."""

@@ -369,6 +369,8 @@ class WorkQueue(Queue):
         if self.limited:
             self.enforce_limits()
         if self.late or self.returning:
+            if self.waits_for_commit:
+                self.hurry()
             return False
         backlog = self.backlog
         before = self.delivered
