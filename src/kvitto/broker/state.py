@@ -70,7 +70,7 @@ class TurnState:
     def read_clock(self) -> None:
         """Read the clock once before input is handled: a message's time to live begins when it comes, not with the last turn.
 
-        Whoever does so is a source of changes.
+        With that a source of changes begins. So it does with each turn, each record of the journal, and input that goes on.
         """
         self.changes_left = self.changes_each
         now_ms = self.clock.now_ms()

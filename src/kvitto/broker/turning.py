@@ -118,7 +118,7 @@ class Turning(TurnState):
             walls.run(self.readers, self.readers.pump)
         self.later_writes.limited = most < sys.maxsize
         if self.later_writes.waiting:
-            # half of the turn is for queues that have files: who waits for those does not wait for all new ones
+            # half of the turn is for the queues that do not wait: who waits for those does not wait for all others
             most -= self._write_later(most - most // 2)
         while True:
             most = self._write_dirty(most)

@@ -73,7 +73,7 @@ class Confirms:
         self._waiting: deque[tuple[int, list[Waiting]]] = deque()
         """Calls of `when_written`, each with the changes that must be written for them."""
         self._late: dict[Channel, Late] = {}
-        """Channels that wait for slow queues, or for first writes."""
+        """Channels that wait for slow queues, or for queues that wait for a commit."""
         self._late_waiting: list[tuple[Late, Waiting]] = []
 
     def when_written(self, queues: list[Queue], done: Callable[[], None], lost: Callable[[Queue], None]) -> None:

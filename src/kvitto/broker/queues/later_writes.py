@@ -99,7 +99,7 @@ class LaterWrites:
             self._ask()
 
     def next(self) -> Queue | None:
-        """Return the next queue that may be written now, or None if there is none. Its next write does not have to wait."""
+        """Return the next queue that may be written now, or None if there is none."""
         self._chosen = None
         if self.waiting:
             self._ask()  # again in each turn: a commit may have got its files elsewhere since it began, as from logs that begin a new one

@@ -116,7 +116,7 @@ class Queue:
         self.returning = 0
         """The number of reasons why nothing is delivered for now. Each of them ends with `end_return`."""
         self.held_back = False
-        """Whether one of them is that closed batches are being written, or that the first write has to wait."""
+        """Whether one of them is that closed batches are being written, or that the queue waits for a commit."""
         self.has_files = self.waits_for_commit = self.yields = False
         """Whether the log is known to have files, whether the queue waits for a commit with room for it (later_writes.py), and whether
         others are written first, because what has changed it last had changed many queues before.
