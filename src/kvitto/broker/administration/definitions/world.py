@@ -189,11 +189,14 @@ class World:
                 if count % FREED == FREED - 1:
                     yield
         held: tuple[Any, ...] = (self.exchanges, self.queues, self.users, *self.seen.parts)
+        left = FREED
         for some in held:
             while some:
-                for _ in range(min(FREED, len(some))):
-                    some.popitem() if isinstance(some, dict) else some.pop()
-                yield
+                some.popitem() if isinstance(some, dict) else some.pop()
+                left -= 1
+                if not left:
+                    left = FREED
+                    yield
 
 
 def reason_of(error: ProtocolError | ValueError) -> str:
