@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from kvitto.broker.queues.deduplicating import DeduplicatingQueue
-from kvitto.store import journal, log, paths
+from kvitto.store import journal, log
 from kvitto.wire.properties import Properties
 from tests.support.harness import BrokerHarness, Taker, address
+from tests.support.stored import in_segments
 
 FOREVER = 1 << 62
 keys = st.integers(0, 9)
@@ -220,10 +221,7 @@ class DeduplicationModel(RuleBasedStateMachine):
 
     def is_stored(self, note: Note) -> bool:
         """Whether the segments have a message that is settled."""
-        names = [
-            name for name in self.harness.disk.listdir(self.q.log.directory) if name.endswith(paths.SEGMENT_SUFFIX)
-        ]
-        return any(note.body in self.harness.disk.read_file(f"{self.q.log.directory}/{name}") for name in names)
+        return in_segments(self.harness.disk, self.q, note.body)
 
     # -- what holds ------------------------------------------------------------------------------------------
 

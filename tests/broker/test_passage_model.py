@@ -21,12 +21,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from kvitto.broker.queues.passage import Passage
 from kvitto.broker.transfers import onward
-from kvitto.store import journal, log, paths
+from kvitto.store import journal, log
 from kvitto.wire import tables
 from kvitto.wire.buf import Buf
 from kvitto.wire.properties import Properties
 from tests.support import stored
 from tests.support.harness import BrokerHarness
+from tests.support.stored import in_segments
 
 keys = st.integers(0, 9)
 WRITTEN, SYNCED = 1, 2
@@ -230,9 +231,7 @@ class PassageModel(RuleBasedStateMachine):
 
     def is_stored(self, note: Note) -> bool:
         """Whether the segments have a message that has left the passage."""
-        directory, disk = self.passage.log.directory, self.harness.disk
-        names = [name for name in disk.listdir(directory) if name.endswith(paths.SEGMENT_SUFFIX)]
-        return any(note.body[:6] in disk.read_file(f"{directory}/{name}") for name in names)
+        return in_segments(self.harness.disk, self.passage, note.body[:6])
 
     # -- what holds ------------------------------------------------------------------------------------------
 

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from kvitto.broker.queues.queue import Queue
 from kvitto.broker.queues.stream import Stream
 from kvitto.broker.queues.work_queue import WorkQueue
+from kvitto.store import paths
 from kvitto.store.reading import Window
+from tests.support.simdisk import SimDisk
 
 Message = tuple[bytes, bytes, bytes, int]
 
@@ -24,6 +26,13 @@ def read(queue: Queue, offset: int) -> Message | None:
     found = queue.log.reader.load(window, offset)
     queue.log.reader.lost.clear()
     return window.batch.message(offset - window.batch.first) if found and window.holds(offset) else None
+
+
+def in_segments(disk: SimDisk, queue: Queue, what: bytes) -> bool:
+    """Return whether the segments of a queue have these bytes, such as those of a message that is settled."""
+    directory = queue.log.directory
+    names = [name for name in disk.listdir(directory) if name.endswith(paths.SEGMENT_SUFFIX)]
+    return any(what in disk.read_file(f"{directory}/{name}") for name in names)
 
 
 def waiting(queue: Queue, held: bool = False) -> list[int]:

@@ -84,9 +84,9 @@ class Config:
     max_queues: int | None = None
     """The maximum in all virtual hosts; None means as many as there are file descriptors for."""
     followers: str = ""
-    """HOST:PORT to listen on for followers, which keep a copy of the data directory. An empty text means that there are none."""
+    """The address HOST:PORT on which followers are accepted, which keep a copy of the data directory; "" accepts none."""
     follow: str = ""
-    """HOST:PORT of a broker to follow. An empty text means that this process runs a broker itself."""
+    """The address HOST:PORT of the broker that this process follows; "" means that it is a broker itself."""
     cluster_key: Path | None = None
     """A file with the key that a broker and its followers share."""
     limits: Mapping[str, float] = field(default_factory=dict)

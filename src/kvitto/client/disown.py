@@ -18,7 +18,7 @@ class Owned(Protocol):
     """What belongs to the process that has made it."""
 
     def disown(self) -> None:
-        """In a forked child: raise an error for every call from now on. Nothing of the event loop may be touched."""
+        """Make every call raise an error from now on, since the process was forked. This must not touch the event loop."""
 
 
 _owned: weakref.WeakSet[Owned] = weakref.WeakSet()

@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-import xxhash
-
 from kvitto.base.clock import Clock
 from kvitto.cluster import handshake
 from kvitto.cluster.handshake import FOLLOWER, LEADER, MAGIC, VERSION, Inbox, Refused
@@ -46,8 +44,9 @@ from kvitto.cluster.state import (
 from kvitto.cluster.tree import Node, Tree, parent, walk
 from kvitto.format.layouts import BATCH, BATCH_MAGIC, SEGMENT_MAGIC
 from kvitto.store import paths
+from kvitto.store.batch import BatchHeader
 from kvitto.store.disk import Disk, File
-from kvitto.store.segment import HEADER, header_is_valid
+from kvitto.store.segment import HEADER, header_is_valid, salts, valid_at
 
 OPEN_MAX = 200
 """At most this many files without unsynced bytes stay open."""
@@ -56,7 +55,6 @@ SMALL_BYTES = 1 << 20
 KEPT_MS = 24 * 3600 * 1000
 """What was replaced is kept this long."""
 LOOK_MS = 3600 * 1000
-SALT = slice(48, 56)
 COPY_BYTES = 1 << 20
 UNKNOWN = -1
 
@@ -70,7 +68,8 @@ class Copy(Node):
         super().__init__(number, length)
         self.file: File | None = None
         self.original = 0
-        """While files are compared: so many bytes are the follower's own and not known to be the leader's. They are kept if they go."""
+        """While files are compared: how many bytes the follower had before that are not known to be the leader's. They are kept if they are
+        replaced."""
         self.verified = UNKNOWN
         """The position up to which the batches of a segment have been verified."""
         self.salt: int | None = None
@@ -93,15 +92,15 @@ class Follower:
         self.tree = Tree()
         self.nodes: dict[int, Copy] = {}
         self.session = ""
-        """The run of the leader in which `place` is one, "" if files have to be compared first."""
+        """The run of the leader to which `place` belongs, "" if files have to be compared first."""
         self.place = 0
         """The place of the next record to apply."""
         self.synced = 0
-        """The place behind the last sync point that is done."""
+        """The place behind the last sync point that has been carried out."""
         self.copying = False
         """Whether files are being compared, and the directory is neither the old one nor the new one."""
         self.heard = 0
-        """The number of records and frames that have come."""
+        """The number of records and frames that have been received."""
         self._due = False
         self._dirty: dict[int, None] = {}
         """The files with bytes that have not been synced."""
@@ -126,7 +125,7 @@ class Follower:
     # -- a connection --------------------------------------------------------------------------------------------
 
     def begin(self) -> bytes:
-        """Begin a connection. Returns what to send first."""
+        """Begin a connection. Return the bytes to send first."""
         if self.copying:
             self._forget()
         self._inbox, self._decoder = Inbox(), None
@@ -135,10 +134,10 @@ class Follower:
         return MAGIC + handshake.message(version=VERSION, nonce=self._nonce)
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Take what has come, and yield what to send.
+        """Handle received bytes, and yield the bytes to send.
 
-        Raises StreamError if it is not what belongs here, Refused if somebody has to do something first, and StoreError if the disk fails;
-        what was complete before has been applied. After a StoreFull or StreamError another connection may begin.
+        Raises StreamError if the leader has broken the protocol, Refused if an operator has to do something first, and StoreError if the
+        disk fails; the records before have been applied. After a StoreFull or a StreamError another connection may begin.
         """
         if self._decoder is None:
             self._inbox.feed(data)
@@ -154,7 +153,7 @@ class Follower:
             yield self._acknowledgement()
 
     def refusal(self, text: str) -> bytes:
-        """What to send to a leader that this follower does not go on with."""
+        """Return the bytes that tell the leader why this follower ends the connection."""
         if self._decoder is None:
             return handshake.message(refused=text)
         return self._frames.encode(Kind.REFUSED, payload=text.encode()[:1000])
@@ -201,7 +200,7 @@ class Follower:
         yield self._frames.encode(Kind.COMPARE)
 
     def _forget(self) -> None:
-        """What is known of places and numbers is not true any more."""
+        """Forget places and numbers of files, which belong to an earlier run of the leader."""
         self.session, self.copying = "", False
         for number in list(self._open):
             self._close(self.nodes[number])
@@ -209,7 +208,7 @@ class Follower:
         self._dirty, self._changed = {}, {}
 
     def _sums(self) -> Iterator[bytes]:
-        """The checksums of what there is."""
+        """Yield the checksums of all files of this directory."""
         for path, directory in walk(self.disk):
             if directory:
                 continue
@@ -427,7 +426,7 @@ class Follower:
         self.synced, self._due = self.place + 1, True
 
     def _time(self) -> None:
-        """The leader has nothing to do: sync also what it has not synced, so that nothing is left to acknowledge."""
+        """The leader is idle: sync also what it has not synced, so that everything can be acknowledged."""
         if self.copying:
             return
         self._sync(list(self._dirty), list(self._changed))
@@ -451,17 +450,17 @@ class Follower:
         if node.salt is None or position + at != node.verified:
             return
         while (size := batch_size(data, at)) and at + size <= len(data):
-            if not is_valid(data[at : at + size], node.salt):
+            if not valid_at(data, at, BatchHeader(data, at), node.salt):
                 raise StreamError(f"a batch of {node.paths[0]} at {position + at} that does not fit its checksum")
             at += size
             node.verified += size
 
     def _learn_salt(self, node: Copy, head: bytes) -> None:
         node.verified = HEADER
-        node.salt = int.from_bytes(head[SALT], "little") if header_is_valid(head, SEGMENT_MAGIC) else None
+        node.salt = salts(head)[0] if header_is_valid(head, SEGMENT_MAGIC) else None
 
     def _learn(self, node: Copy) -> None:
-        """Find out where the batches end in a segment that was there before. What is wrong in it already was not sent now."""
+        """Find out where the batches end in a segment that existed before. Damage in it was not caused by this connection."""
         self._learn_salt(node, self._file(node).read_at(0, HEADER))
         try:
             self._verify_rest(node)
@@ -469,12 +468,13 @@ class Follower:
             node.salt = None
 
     def _verify_rest(self, node: Copy) -> None:
-        """Verify what has been written in parts: a large batch gets its header last."""
+        """Verify the batches that have been written in parts: the header of a large batch is written last."""
         if node.salt is None or node.verified == UNKNOWN or node.verified >= node.length:
             return
         file = self._file(node)
         while (size := batch_size(file.read_at(node.verified, BATCH.size), 0)) and node.verified + size <= node.length:
-            if not is_valid(file.read_at(node.verified, size), node.salt):
+            data = file.read_at(node.verified, size)
+            if not valid_at(data, 0, BatchHeader(data, 0), node.salt):
                 raise StreamError(f"a batch of {node.paths[0]} at {node.verified} that does not fit its checksum")
             node.verified += size
 
@@ -598,7 +598,7 @@ class Follower:
         node.original = 0
 
     def _complete(self) -> None:
-        """The directory is what the leader's is at this place, once it has been synced."""
+        """Sync everything, and note that the directory equals the leader's at this place."""
         for number, node in self.nodes.items():
             self._file(node).sync()
             self._dirty.pop(number, None)
@@ -618,7 +618,7 @@ class Follower:
         self.tell(f"following {self.where}{moved}")
 
     def _drop_replaced(self) -> None:
-        """Remove what was replaced longer than a day ago."""
+        """Remove the files that were replaced more than a day ago."""
         oldest = stamp(self.clock.now_ms() - KEPT_MS)
         for name in self.disk.listdir(paths.REPLACED):
             if name.partition("-")[2] < oldest:
@@ -626,7 +626,7 @@ class Follower:
 
 
 def stamp(ms: int) -> str:
-    """A time as part of a name. Later times are greater."""
+    """Return a time in a form for names, in which later times are greater."""
     return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y%m%d-%H%M%S")
 
 
@@ -635,16 +635,11 @@ def is_segment(path: str) -> bool:
 
 
 def batch_size(data: bytes, at: int) -> int:
-    """The size of the batch at `at`, 0 if none begins there."""
-    if data[at : at + 4] != BATCH_MAGIC or len(data) < at + BATCH.size:
+    """Return the size of the batch that begins at `at`, as its header says, 0 if none begins there."""
+    if len(data) - at < BATCH.size:
         return 0
-    length = int.from_bytes(data[at + 4 : at + 8], "little")
-    return length if length >= BATCH.size else 0
-
-
-def is_valid(batch: bytes, salt: int) -> bool:
-    stored = int.from_bytes(batch[8:16], "little")
-    return xxhash.xxh3_64_intdigest(memoryview(batch)[16:], salt) == stored
+    head = BATCH.read(data, at)
+    return head.length if head.magic == BATCH_MAGIC and head.length >= BATCH.size else 0
 
 
 def refuse_others(disk: Disk) -> None:

@@ -32,7 +32,7 @@ LEADER, FOLLOWER = b"leader", b"follower"
 
 
 class Refused(Exception):
-    """One side will not go on before somebody has done something about it; the text says what."""
+    """One side ends the connection until an operator has done something; the text says what."""
 
 
 def nonce() -> str:
@@ -40,19 +40,19 @@ def nonce() -> str:
 
 
 def proof(key: bytes, who: bytes, followers: str, leaders: str, said: dict[str, Any]) -> str:
-    """What only one who has the key can say with both nonces. It covers the message that it is in."""
+    """Return an HMAC of both nonces and of the fields of a message. Only somebody who has the key can make it."""
     fields = json.dumps({name: value for name, value in said.items() if name != "proof"}, sort_keys=True)
     covered = b"kvitto %s %s %s %s" % (who, followers.encode(), leaders.encode(), fields.encode())
     return hmac.digest(key, covered, "sha256").hex()
 
 
 def proved(key: bytes, who: bytes, followers: str, leaders: str, said: dict[str, Any]) -> bytes:
-    """A message with its proof."""
+    """Return an encoded message that carries its proof."""
     return message(**said, proof=proof(key, who, followers, leaders, said))
 
 
 def proves(key: bytes, who: bytes, followers: str, leaders: str, said: dict[str, Any]) -> bool:
-    """Whether the sender of a message has the key."""
+    """Return whether the proof in a message shows that its sender has the key."""
     found = said.get("proof")
     wanted = proof(key, who, followers, leaders, said)
     return isinstance(found, str) and hmac.compare_digest(wanted.encode(), found.encode())
@@ -70,7 +70,7 @@ def message(**fields: Any) -> bytes:
 
 
 class Inbox:
-    """Takes bytes as they come and gives messages. `rest` is what came behind the last one."""
+    """Splits received bytes into messages. `rest` holds the bytes behind the last complete message."""
 
     def __init__(self) -> None:
         self.rest = b""
@@ -79,7 +79,7 @@ class Inbox:
         self.rest += data
 
     def magic(self) -> bool:
-        """Take the magic. Returns whether it has come; raises StreamError if something else has."""
+        """Remove the magic from the beginning. Return whether it is there already. Raise StreamError if other bytes are."""
         if not MAGIC.startswith(self.rest[: len(MAGIC)]):
             raise StreamError("no follower of Kvitto's")
         if len(self.rest) < len(MAGIC):
@@ -88,7 +88,7 @@ class Inbox:
         return True
 
     def next(self) -> dict[str, Any] | None:
-        """The next message, None if it is not complete. Raises StreamError, or Refused if that is what it says."""
+        """Return the next message, None if it is not complete yet. Raise StreamError if it is malformed, Refused if it is a refusal."""
         if len(self.rest) < LENGTH_BYTES:
             return None
         length = int.from_bytes(self.rest[:LENGTH_BYTES], "little")

@@ -46,7 +46,7 @@ SUMS_BYTES_MAX = 256 << 20
 
 
 class Behind(Exception):
-    """The ring has not kept what has to be sent. The connection ends, and with the next one the follower compares its files."""
+    """The ring has dropped records that have to be sent. The connection ends, and in the next one the follower compares its files."""
 
 
 class Leader:
@@ -58,7 +58,7 @@ class Leader:
         self.key = key
         self.history: list[str] = []
         self.session = handshake.nonce()
-        """This run of the leader. Places are those of one run."""
+        """A random id of this run of the leader. Places count from its beginning."""
         self.links: list[Link] = []
 
 
@@ -67,10 +67,10 @@ class Link:
         self.leader = leader
         self.where = where
         self.state = "beginning"
-        """For people: beginning, comparing, copying or following."""
+        """The state that people are shown: beginning, comparing, copying or following."""
         self.member = self.process = ""
         self.acknowledged = 0
-        """The place up to which the follower has synced all."""
+        """The place up to which the follower has synced everything."""
         self.behind_at = 0
         """The bytes of the stream up to that place."""
         self.free_bytes = 0
@@ -79,7 +79,7 @@ class Link:
         """A chunk of a file that the next step reads: path and position. If a thread has read it before, the loop need not wait for
         the disk."""
         self.last_words = b""
-        """What to send when `take` has raised Refused."""
+        """The message to send after `take` has raised Refused."""
         self.replaced = False
         """Whether the same follower has come again, because this connection is broken for it."""
         self._nonce = handshake.nonce()
@@ -112,7 +112,7 @@ class Link:
     # -- what the follower sends -----------------------------------------------------------------------------------
 
     def take(self, data: bytes) -> None:
-        """Take what has come. Raises StreamError or Refused; then the connection ends, behind the `last_words`."""
+        """Handle received bytes. Raises StreamError or Refused; the caller then sends `last_words` and ends the connection."""
         if self._decoder is None:
             self._inbox.feed(data)
             if not self._begun and not self._inbox.magic():
@@ -204,7 +204,7 @@ class Link:
     # -- what to send ----------------------------------------------------------------------------------------------
 
     def give(self) -> bytes:
-        """What to send next, b"" if there is nothing now. Raises Behind."""
+        """Return the bytes to send next, b"" if there are none at the moment. Raises Behind."""
         if self._out:
             out, self._out = b"".join(self._out), []
             return out
@@ -219,11 +219,11 @@ class Link:
 
     @property
     def wants(self) -> bool:
-        """Whether `give` has more."""
+        """Whether `give` has something to send."""
         return bool(self._out) or self._steps is not None or (self._streaming and self.place < self.leader.ring.next)
 
     def _records(self) -> bytes:
-        """The next records."""
+        """Return the next records, encoded for this connection."""
         ring, secrets = self.leader.ring, self._secrets
         assert secrets is not None
         if self.place < ring.first:
@@ -286,7 +286,7 @@ class Link:
         return self._known(path, at, data) == len(data)
 
     def _known(self, path: str, at: int, data: bytes) -> int:
-        """How many bytes of a chunk, from its beginning, the follower has. 0 if it has others."""
+        """Return how many bytes at the beginning of a chunk the follower has too, 0 if its bytes differ."""
         secrets = self._secrets
         assert secrets is not None
         length, sums = self._sums.get(path, (0, b""))

@@ -31,7 +31,7 @@ FRAMES = 32
 
 
 class Kind(IntEnum):
-    """What was done; from FRAMES on, what one side has to say to the other."""
+    """The kind of a record, which says what was done to a file; from FRAMES on the kind of a frame."""
 
     OPEN = 1
     WRITE = 2
@@ -46,24 +46,24 @@ class Kind(IntEnum):
     TIME = 11
 
     NAME = 33
-    """A name that there was when the copy began: number (0: a directory) and length of the file, and the path."""
+    """A path that existed when copying began, with the number of the file (0 for a directory) and its length."""
     NAMES = 34
-    """All names have been sent. `position`: the place from which on records are sent."""
+    """All names have been sent. `position` is the place of the first record that follows."""
     CHUNK = 35
-    """Bytes of a file, as they are now."""
+    """Bytes of a file as it is at this moment."""
     END = 36
-    """What a file has been compared up to, which is its length now."""
+    """A file has been compared up to `position`, which is its length at this moment."""
     DONE = 37
-    """All files have been compared. `position`: the place up to which the records before this frame reach."""
+    """All files have been compared. `position` is the place behind the last record that was sent."""
     ALIVE = 38
-    """The leader is busy, and still there."""
+    """The leader is busy, and the connection is not broken."""
     SUMS = 39
-    """A file of the follower: its length, its path and the checksum of each chunk."""
+    """The length, the path and the checksums of the chunks of one file of the follower."""
     COMPARE = 40
     """The follower has sent the checksums of all its files."""
     ACK = 41
     REFUSED = 42
-    """The sender ends the connection; the payload says why, for people."""
+    """The sender ends the connection, and the payload tells an operator why."""
 
 
 KINDS = frozenset(int(kind) for kind in Kind)
@@ -77,11 +77,11 @@ class Record(NamedTuple):
 
 
 class StreamError(Exception):
-    """What came is not what belongs there. The connection ends, and nothing of it is applied."""
+    """The received bytes are not what the protocol allows at this point. The connection ends, and they are not applied."""
 
 
 def covered(kind: int, file: int, position: int, length: int) -> bytes:
-    """The header of a record before its checksum."""
+    """Return the part of a header that its checksum covers."""
     return COVERED.pack(kind, file, position, length)
 
 
@@ -92,23 +92,23 @@ def checksum(seed: int, head: bytes, payload: bytes) -> bytes:
 
 
 def chunk_sum(seed: int, data: bytes | memoryview) -> bytes:
-    """The checksum by which two sides compare a chunk. The seed is the connection's, so nobody can choose bytes that look alike."""
+    """Return the checksum by which both sides compare a chunk. Its seed is secret, so nobody can prepare two chunks with the same one."""
     return xxhash.xxh3_128_digest(data, seed)
 
 
 class Nonces(NamedTuple):
-    """The secrets of one connection."""
+    """The secret seeds of one connection."""
 
     records: int
     frames: int
-    """Of frames from the leader."""
+    """The seed for frames from the leader."""
     answers: int
-    """Of frames from the follower."""
+    """The seed for frames from the follower."""
     sums: int
 
 
 class Frames:
-    """Encodes the frames of one side."""
+    """Encodes the frames that one side sends."""
 
     def __init__(self, nonce: int) -> None:
         self._nonce = nonce
@@ -116,19 +116,19 @@ class Frames:
 
     def encode(self, kind: Kind, file: int = 0, position: int = 0, payload: bytes = b"") -> bytes:
         assert kind >= FRAMES and len(payload) <= PAYLOAD_BYTES_MAX
-        head = COVERED.pack(kind, file, position, len(payload))
+        head = covered(kind, file, position, len(payload))
         sealed = checksum(self._nonce + self._count, head, payload)
         self._count += 1
         return head + sealed + payload
 
 
 class Decoder:
-    """Takes bytes as they come and gives what is complete. After an error it takes nothing more."""
+    """Splits received bytes into records and frames. After an error it accepts nothing more."""
 
     def __init__(self, records: int, place: int, frames: int) -> None:
         self._records = records
         self.place = place
-        """Of the next record."""
+        """The place of the next record."""
         self._frames = frames
         self._count = 0
         self._waiting = bytearray()
@@ -183,7 +183,7 @@ def both_paths(payload: bytes) -> tuple[str, str]:
 
 
 def sync_payloads(files: Sequence[int], directories: Sequence[str]) -> Iterator[bytes]:
-    """The payloads of a sync point, usually one: the number of files, their numbers, then the directories."""
+    """Yield the payloads of a sync point, usually one: the count of files, their numbers, then the directories."""
     at = 0
     names = [name.encode() for name in directories]
     least = PAYLOAD_BYTES_MAX // 8
@@ -199,7 +199,7 @@ def sync_payloads(files: Sequence[int], directories: Sequence[str]) -> Iterator[
 
 
 def sync_parts(payload: bytes) -> tuple[Sequence[int], list[str]]:
-    """What `sync_payloads` has encoded. Raises StreamError."""
+    """Decode a payload of `sync_payloads`. Raise StreamError if it is malformed."""
     try:
         (count,) = struct.unpack_from("<I", payload)
         files = struct.unpack_from(f"<{count}I", payload, 4)

@@ -21,24 +21,24 @@ class Tap(Protocol):
     """Takes the operations of a disk, in order."""
 
     def put(self, kind: Kind, file: int, position: int, payload: Sequence[Bytes]) -> int:
-        """Take a record, and copy its bytes, because the caller uses its buffers again. Returns its place in the stream."""
+        """Add a record to the stream, and copy its bytes, because the caller uses its buffers again. Return its place."""
         ...
 
     def sync_point(self, files: Sequence[int], directories: Sequence[str]) -> int:
-        """The same for a SYNC. Whoever has acknowledged that place has all up to it, durably."""
+        """Add a SYNC record, and return its place. A follower that acknowledges this place has everything before it on its disk."""
         ...
 
 
 class Ring:
     def __init__(self, most: int = RING_BYTES) -> None:
         self.first = 0
-        """The place of the oldest record that is still here."""
+        """The place of the oldest record that the ring still has."""
         self.next = 0
         """The place of the next record."""
         self.total = 0
-        """The bytes of all records that there ever were."""
+        """The bytes of all records that were ever put into the ring."""
         self.on_put: Callable[[], object] = nothing
-        """Called with each record."""
+        """The function that is called after each record."""
         self._most = most
         self._size = 0
         self._records: dict[int, tuple[bytes, bytes, int]] = {}
@@ -71,11 +71,11 @@ class Ring:
         return place
 
     def at(self, place: int) -> tuple[bytes, bytes, int]:
-        """The record at a place from `first` on: header without checksum, payload, and `total` behind it."""
+        """Return the record at a place that the ring still has: its header without the checksum, its payload, and the `total` behind it."""
         return self._records[place]
 
     def total_before(self, place: int) -> int:
-        """The bytes of all records before a place that is still here, or the next one."""
+        """Return the bytes of all records before `place`, which the ring still has, or which is the next one."""
         if place == self.next:
             return self.total
         _, data, total = self._records[place]
@@ -83,4 +83,4 @@ class Ring:
 
 
 def nothing() -> None:
-    """Nobody waits for records."""
+    """The `on_put` of a ring that nobody reads."""

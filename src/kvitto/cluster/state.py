@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 
 from kvitto.base.errors import StoreError
 from kvitto.store import paths
-from kvitto.store.disk import Disk
+from kvitto.store.disk import Disk, replace_small
 from kvitto.store.store import UNKNOWN_BOOT
 
 HISTORY_MAX = 500
@@ -26,10 +26,10 @@ def new_id() -> str:
 
 @dataclass
 class Following:
-    """The content of `follows`."""
+    """The content of the file `follows`."""
 
     leader: str
-    """Where the leader was last, for people."""
+    """The address of the last leader, to be shown to people."""
     complete: bool
     """Whether the directory is what the leader's was at some moment. Else it is partly its own and partly the leader's ("mixed" in ADR 30),
     and no broker may ever start on it."""
@@ -46,11 +46,11 @@ def read_history(disk: Disk) -> list[str]:
 def write_history(disk: Disk, history: list[str]) -> None:
     if len(history) > HISTORY_MAX:
         raise StoreError(f"this directory has been promoted {HISTORY_MAX} times: make a new one by a backup")
-    replace(disk, paths.HISTORY, "\n".join([*history, ""]).encode())
+    replace_small(disk, paths.HISTORY, "\n".join([*history, ""]).encode())
 
 
 def begin_history(disk: Disk) -> list[str]:
-    """The history of a directory that leads; a new one if it has none."""
+    """Return the history of a directory that leads. If it has none, begin one."""
     history = read_history(disk)
     if not history:
         history = [new_id()]
@@ -59,7 +59,7 @@ def begin_history(disk: Disk) -> list[str]:
 
 
 def read_following(disk: Disk) -> Following | None:
-    """Returns None if the directory does not follow."""
+    """Read the file `follows`. Return None if the directory does not follow."""
     if not disk.exists(paths.FOLLOWS):
         return None
     try:
@@ -69,27 +69,16 @@ def read_following(disk: Disk) -> Following | None:
 
 
 def write_following(disk: Disk, following: Following) -> None:
-    replace(disk, paths.FOLLOWS, json.dumps(asdict(following)).encode() + b"\n")
+    replace_small(disk, paths.FOLLOWS, json.dumps(asdict(following)).encode() + b"\n")
 
 
 def forget_boot(disk: Disk) -> None:
     """Have the next broker flag all that waits, as after a power cut: the leader's last deliveries may not have come."""
-    replace(disk, paths.BOOT, UNKNOWN_BOOT)
-
-
-def replace(disk: Disk, path: str, content: bytes) -> None:
-    """Replace a small file atomically and durably."""
-    file = disk.open(path + ".new", create=True)
-    file.truncate(0)
-    file.write_at(0, [content])
-    file.sync()
-    file.close()
-    disk.rename(path + ".new", path)
-    disk.sync_dir("")
+    replace_small(disk, paths.BOOT, UNKNOWN_BOOT)
 
 
 def why_not(own: list[str], leaders: list[str]) -> str:
-    """Why a directory with the history `own` may not follow one with the history `leaders`; "" if it may."""
+    """Return why a directory with the history `own` may not follow a leader with the history `leaders`; "" if it may."""
     if leaders[: len(own)] == own:
         return ""
     if own[: len(leaders)] == leaders:

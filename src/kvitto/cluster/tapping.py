@@ -20,7 +20,7 @@ COPY_BYTES = 1 << 20
 
 
 class TapFile:
-    """A file whose changes the tap is told."""
+    """A file that tells the tap each change."""
 
     def __init__(self, file: File, node: Node, disk: TapDisk) -> None:
         self.path = file.path
@@ -72,7 +72,7 @@ class TapFile:
 
 
 class TapDisk:
-    """`disk` with a tap. What is there when it is locked has numbers from then on."""
+    """A disk that tells the tap each change. The files that exist when the directory is locked get numbers at that moment."""
 
     def __init__(self, disk: Disk, tap: Tap) -> None:
         self.inner = disk
@@ -80,7 +80,7 @@ class TapDisk:
         self.tree = Tree()
         self._numbers = 0
         self._changed: set[str] = set()
-        """The directories with names that no sync point covers."""
+        """The directories with changed names that no sync point covers yet."""
 
     # -- who looks on --------------------------------------------------------------------------------------------
 
@@ -201,7 +201,7 @@ class TapDisk:
             self.sync_point([], [path])
 
     def sync_point(self, files: Sequence[File], directories: Sequence[str]) -> None:
-        """Tell the tap that these are synced here, which followers do at this place too."""
+        """Tell the tap that these are synced here. Followers sync the same files and directories at this place."""
         numbers = []
         for file in files:
             if isinstance(file, Tracked):

@@ -36,7 +36,7 @@ class Tree:
         """The number of names."""
 
     def get(self, path: str) -> Node | None:
-        """The file of this name, None if there is none."""
+        """Return the file of this name, None if there is none."""
         directory, _, name = path.rpartition("/")
         return self._directories.get(directory, {}).get(name)
 
@@ -44,7 +44,7 @@ class Tree:
         return path in self._directories
 
     def files(self) -> list[tuple[str, Node]]:
-        """All names of files."""
+        """Return the names of all files, each with its file."""
         return [
             (f"{directory}/{name}" if directory else name, node)
             for directory, names in self._directories.items()
@@ -53,11 +53,11 @@ class Tree:
         ]
 
     def directories(self) -> list[str]:
-        """All directories, each behind the one that it is in."""
+        """Return all directories, each of them behind the directory that it is in."""
         return [path for path in self._directories if path]
 
     def make_directory(self, path: str) -> bool:
-        """Returns whether any was missing."""
+        """Add a directory and those above it. Return whether one of them was missing."""
         if path in self._directories:
             return False
         above, _, name = path.rpartition("/")
@@ -68,7 +68,7 @@ class Tree:
         return True
 
     def name(self, path: str, node: Node) -> Node | None:
-        """Give a file a name. Returns the file that had it."""
+        """Give a file a name. Return the file that had this name before, None if there was none."""
         old = self.forget(path)
         directory, _, name = path.rpartition("/")
         self._directories[directory][name] = node
@@ -77,7 +77,7 @@ class Tree:
         return old
 
     def forget(self, path: str) -> Node | None:
-        """Remove a name. Returns the file that had it."""
+        """Remove a name. Return the file that had it, None if there was none."""
         directory, _, name = path.rpartition("/")
         names = self._directories.get(directory, {})
         node = names.get(name)
@@ -88,7 +88,7 @@ class Tree:
         return node
 
     def remove(self, path: str) -> list[Node]:
-        """Remove a directory and all in it. Returns its files."""
+        """Remove a directory with everything in it. Return the files that were in it."""
         gone: list[Node] = []
         for name, node in list(self._directories.get(path, {}).items()):
             below = f"{path}/{name}"

@@ -60,7 +60,7 @@ class Driving(Driver):
         self._timer_ms = 0
         self._full_sync_at = 0.0
         self._quick = 0
-        """How many commits there were since the last slow one, which had settlement logs of a full sync or as many new files as it may."""
+        """How many commits there were since the last slow one. A slow one has settlement logs of a full sync, or all new files that fit."""
         self._without = 0
         """How many commits there were since the last one with settlement logs, up to WITHOUT."""
         self.pacing = Pacing()

@@ -63,11 +63,11 @@ class Followers:
 
     @property
     def links(self) -> list[Link]:
-        """Those that have proved that they have the key."""
+        """The connections that have proved that they have the key."""
         return [link for link in self._leader.links if link.member]
 
     def begin(self, commits: GroupCommit) -> None:
-        """The directory is this process's now. Have each commit's sync told to the followers."""
+        """Begin, now that this process owns the directory. Followers are told of the sync of each commit."""
         self._leader.history = begin_history(self.disk)
 
         def begun(commit: Commit) -> None:
@@ -76,7 +76,7 @@ class Followers:
         commits.begun = begun
 
     async def listen(self) -> None:
-        """Raise OSError if that is not possible."""
+        """Listen for followers. Raise OSError if that is not possible."""
         sockets = await bind([self._host], self._wanted)
         self.port = sockets[0].getsockname()[1]
         self._server = await asyncio.start_server(self._accepted, sock=sockets[0], backlog=LINKS_MAX)
@@ -86,11 +86,11 @@ class Followers:
         self._every_time()
 
     def _every_time(self) -> None:
-        """Show followers that the leader is there, and what time it has."""
+        """Four times a second: show followers that the leader is there, and log those that are behind once a minute."""
         loop = asyncio.get_running_loop()
         self._beat = loop.call_later(TIME_S, self._every_time)
         if self._leader.links and self._seen == self.ring.next:
-            self.ring.put(Kind.TIME, 0, int(time.time() * 1000), ())
+            self._tell_time()
         self._seen = self.ring.next
         self._shown += 1
         if self._shown * TIME_S >= SHOW_S:
@@ -100,6 +100,10 @@ class Followers:
                     log.info("follower %s is %s: %d of %d files", link.where, link.state, link.files_done, link.files)
                 elif lag > SHOW_BYTES:
                     log.info("follower %s is %.1f MiB behind", link.where, lag / (1 << 20))
+
+    def _tell_time(self) -> int:
+        """Put a TIME record into the ring. Returns its place."""
+        return self.ring.put(Kind.TIME, 0, int(time.time() * 1000), ())
 
     def _wake(self) -> None:
         for event in self._wakes.values():
@@ -111,7 +115,7 @@ class Followers:
             self._server.close()
         if self._beat is not None:
             self._beat.cancel()
-        end = self.ring.put(Kind.TIME, 0, int(time.time() * 1000), ()) + 1  # they sync all, and say so
+        end = self._tell_time() + 1  # they sync all, and say so
         deadline = time.monotonic() + FINISH_S
         while time.monotonic() < deadline and any(
             link.state == "following" and not link.replaced and link.acknowledged < end for link in self.links

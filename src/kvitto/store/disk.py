@@ -18,7 +18,7 @@ from typing import NoReturn, Protocol
 
 from kvitto.base import rawio
 from kvitto.base.errors import StoreError, StoreFull, SyncError
-from kvitto.store import locking
+from kvitto.store import locking, paths
 from kvitto.store.locking import Lock
 
 Bytes = bytes | bytearray | memoryview
@@ -190,6 +190,23 @@ class Disk(Protocol):
     def boot_id(self) -> str:
         """Return an id that each start of the machine changes, "" if it is unknown. It tells a killed process from a power cut."""
         ...
+
+
+def write_small(disk: Disk, path: str, content: Bytes) -> None:
+    """Write a whole small file, and sync it."""
+    file = disk.open(path, create=True)
+    file.truncate(0)
+    if content:
+        file.write_at(0, [content])
+    file.sync()
+    file.close()
+
+
+def replace_small(disk: Disk, path: str, content: Bytes) -> None:
+    """Replace a small file atomically and durably, because a half of it would mean something else."""
+    write_small(disk, paths.copying(path), content)
+    disk.rename(paths.copying(path), path)
+    disk.sync_dir(path.rpartition("/")[0])
 
 
 def fail(action: str, path: str, error: OSError) -> NoReturn:

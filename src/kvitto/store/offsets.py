@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from kvitto.base.errors import StoreFull
 from kvitto.store import judge, paths, slot
+from kvitto.store.disk import replace_small
 from kvitto.store.inventory import OFFSETS, Entry
 from kvitto.store.judge import Slots
 from kvitto.store.slot import SLOT, Kept
@@ -188,14 +189,7 @@ class Offsets:
             at = SLOT * (2 * kept.pair + (kept.sequence + 1) % 2)
             content[at : at + SLOT] = slot.encode(tag, kept, self._seed)
             kept.sequence += 1
-        name = self.path + ".new"
-        file = self._store.disk.open(name, create=True)
-        file.truncate(0)
-        file.write_at(0, [content])
-        file.sync()
-        file.close()
-        self._store.disk.rename(name, self.path)
-        self._store.disk.sync_dir(self._directory)
+        replace_small(self._store.disk, self.path, content)
         self._file = self._store.disk.open(self.path)
         self._enter(len(content))
 

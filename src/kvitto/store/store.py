@@ -20,7 +20,7 @@ from kvitto.store import inventory, paths
 from kvitto.store.commit import Commit, GroupCommit
 from kvitto.store.copies import Copies, copy_now
 from kvitto.store.definitions import Definitions
-from kvitto.store.disk import Disk
+from kvitto.store.disk import Disk, replace_small, write_small
 from kvitto.store.inventory import DEFINITIONS, NOBODY, ORPHAN, SEGMENT, Inventory
 from kvitto.store.journal import Journal
 from kvitto.store.judge import Ending
@@ -237,19 +237,15 @@ class Store:
         self.inventory.file.sync()
         self._write_boot()
         if self.upgrading:
-            self._replace_small(paths.FORMAT, FORMAT)
+            replace_small(self.disk, paths.FORMAT, FORMAT)
             self.upgrading = False
         self.make_room(False)
 
     def _write_boot(self, state: bytes = b"") -> None:
         """Say that this process owns the directory. It is not in order from here on until `shut`."""
-        self._replace_small(paths.BOOT, (self.disk.boot_id() or "unknown").encode().ljust(len(IN_ORDER)) + b" " + state)
-
-    def _replace_small(self, path: str, content: bytes) -> None:
-        """Replace a small file atomically and durably, because a half of it would mean something else."""
-        self._write_small(path + ".new", content)
-        self.disk.rename(path + ".new", path)
-        self.disk.sync_dir("")
+        replace_small(
+            self.disk, paths.BOOT, (self.disk.boot_id() or "unknown").encode().ljust(len(IN_ORDER)) + b" " + state
+        )
 
     def fail(self, error: Exception) -> None:
         """Note an error that ends the broker: the directory will not be left in order."""
@@ -267,14 +263,6 @@ class Store:
             file = self.disk.open(paths.BOOT, create=True)
             file.write_at(0, [UNKNOWN_BOOT])
             file.close()
-
-    def _write_small(self, path: str, content: bytes) -> None:
-        file = self.disk.open(path, create=True)
-        file.truncate(0)
-        if content:
-            file.write_at(0, [content])
-        file.sync()
-        file.close()
 
     def _check_format(self) -> None:
         found = format_of(self.disk)
@@ -303,10 +291,10 @@ class Store:
     def _begin(self, found: bytes) -> None:
         """Make a new directory, of which nobody has been promised anything. The format comes last: it says that the rest is there."""
         if found != FORMAT:
-            self._replace_small(paths.BOOT, IN_ORDER)
+            replace_small(self.disk, paths.BOOT, IN_ORDER)
             self.inventory.create()
             self.disk.sync_dir("")
-        self._write_small(paths.FORMAT, FORMAT)
+        write_small(self.disk, paths.FORMAT, FORMAT)
 
     def shut(self) -> None:
         """Mark the directory as left in order, behind the last sync, and release it."""
@@ -464,7 +452,7 @@ class Store:
             if name in known or not paths.is_queue_id(name) or self.disk.exists(paths.orphan(directory)):
                 continue
             if has_messages(self.disk, directory):
-                self._write_small(paths.orphan(directory), b"")
+                write_small(self.disk, paths.orphan(directory), b"")
                 self.disk.sync_dir(directory)
 
     def drop_orphan(self, name: str) -> None:
@@ -487,7 +475,7 @@ class Store:
 
     def _keep_orphan(self, queue_id: str, directory: str) -> None:
         if not self.disk.exists(paths.orphan(directory)):
-            self._write_small(paths.orphan(directory), b"")
+            write_small(self.disk, paths.orphan(directory), b"")
             self.disk.sync_dir(directory)
         if queue_id not in self.orphans:
             slot = self.orphans[queue_id] = self.inventory.take()

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from kvitto.base.errors import StoreError
 from kvitto.store import inventory, paths
-from kvitto.store.disk import Disk, File
+from kvitto.store.disk import Disk, File, write_small
 from kvitto.store.inventory import ARCHIVED, DEFINITIONS, JOURNAL, OFFSETS, ORPHAN, SEGMENT, Entry
 from kvitto.store.segment import HEADER, Segment, salts
 from kvitto.store.store import FORMAT, OF_BACKUP, refuse_inside
@@ -187,9 +187,8 @@ class Taking:
 
     def complete(self) -> None:
         """Say that everything is there. The cut has to last until now, since it keeps the files from being removed."""
-        self._put(paths.INVENTORY, self._inventory)
-        self._put(paths.BOOT, OF_BACKUP)
-        self._put(paths.FORMAT, FORMAT)
+        for path, content in ((paths.INVENTORY, self._inventory), (paths.BOOT, OF_BACKUP), (paths.FORMAT, FORMAT)):
+            write_small(self._target, path, content)
         self._target.sync_dir("")
         self._target.unlink(paths.INCOMPLETE)
         self._target.sync_dir("")
@@ -227,12 +226,6 @@ class Taking:
                 target.sync()
             finally:
                 target.close()
-
-    def _put(self, path: str, content: bytes) -> None:
-        file = self._target.open(path, create=True)
-        file.write_at(0, [content])
-        file.sync()
-        file.close()
 
     # -- where they are --------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """The form of the records of the stream, written for people: what docs/adr/0032 says, and no more.
 
-Replication is not built. This is the reference that its encoder and decoder, which have to be fast, will be held against.
+This is the reference against which the encoder and decoder of `kvitto.cluster.records` are tested, so it shares no code with them.
 A record says what was done to which file. Its place in the stream is not sent: it is in the seed of the checksum, so that a
 record which comes twice, too late or on another connection is refused like one that is damaged.
 """

@@ -65,7 +65,7 @@ def started(broker: Broker) -> None:
 
 
 def detach(vhost: VHost, exchange: Exchange) -> None:
-    """Delete the passage with the messages in it. The definition of the exchange has been deleted before."""
+    """Delete the passage with its messages. The caller has deleted the definition of the exchange before."""
     queue, exchange.passage = exchange.passage, None
     if queue is not None:
         vhost.broker.drop_hidden(queue)

@@ -84,11 +84,11 @@ class LaterWrites:
             return False
         if not 0 < queue.unwritten_bytes <= LARGE_BYTES:
             return False
-        more = queue.own_bytes - self._sizes.get(queue, 0)
-        if self.bytes + more > LINE_BYTES:
+        size = queue.own_bytes
+        others = self.bytes - self._sizes.get(queue, 0)
+        if others + size > LINE_BYTES:
             return False
-        self.bytes += more
-        self._sizes[queue] = self._sizes.get(queue, 0) + more
+        self._sizes[queue], self.bytes = size, others + size
         self._put_off(queue)
         return True
 

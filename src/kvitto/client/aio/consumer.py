@@ -159,7 +159,7 @@ class Consumer:
 
     @property
     def waiting(self) -> int:
-        """The number of messages that have come and were not taken yet."""
+        """The number of messages that were received and have not been taken yet."""
         return len(self._subscription.core.messages)
 
     def take_now(self) -> IncomingMessage | None:

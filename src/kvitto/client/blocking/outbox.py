@@ -57,7 +57,7 @@ class Outbox:
                 raise TimeoutError("the broker does not take messages; this one is still sent when it does")
 
     def flush(self, timeout_s: float | None) -> None:
-        """Wait until everything is sent. Raise the error of what could not be."""
+        """Wait until everything is sent. Raise the error of a message that could not be sent."""
         self._loop.check_waiting()
         with self._changed:
             if not self._changed.wait_for(self._is_idle, timeout_s):
