@@ -30,7 +30,7 @@ OF_THE_HUB = {"turn", "_serve_crowds", "flush", "unfinished", "after_sync"}
 OF_THE_CONFIRMS = {
     "note_published", "answer", "_written", "_is_late", "_targets", "_answer_written", "_look_late", "_synced",
 }  # fmt: skip
-OF_LATER_WRITES = {"end", "may_go_on", "next", "_has_room", "_ask", "_put_off"}
+OF_LATER_WRITES = {"end", "reached", "may_go_on", "_line_with_room", "next", "_has_room", "_ask", "_put_off"}
 OF_THE_BROKER = {"tick", "sync_all"}
 OF_ITS_TURN = {
     "turn", "_write_later", "_write_dirty", "_pump_late", "_note_applied", "targets", "reached", "unfinished", "flush", "write_marks",

@@ -273,6 +273,40 @@ def test_a_queue_that_yields_is_written_when_another_source_changes_it(wide: Pro
     assert acked(wire) == 1 and not wide.broker.later_writes.waiting
 
 
+def test_a_new_queue_does_not_wait_behind_queues_that_yield(wide: ProtocolHarness) -> None:
+    """It waited behind 1,200 of them, for 10 commits."""
+    wire, other = confirming(wide), confirming(wide, "new")
+    to_all(wire)
+    wide.turn()
+    publish(other, "new")
+    wide.turn()
+    for _ in range(4):  # the second has room, the third has the new file, and the fourth the inventory that names it
+        assert not acked(other)
+        wide.sync()
+    assert acked(other) == 1
+    wide.settle_down()
+    assert acked(wire) == 1 and not wide.broker.later_writes.waiting
+
+
+def test_a_new_queue_that_yields_does_so_no_more_when_another_source_changes_it(wide: ProtocolHarness) -> None:
+    wire, other = confirming(wide), confirming(wide)
+    other.put(1, m.QueueDeclare("last", durable=True), m.QueueBind("last", "wide"))
+    wide.settle_down()
+    to_all(wire)
+    wide.turn()
+    queue = wide.broker.vhosts["/"].queues["last"]
+    assert queue.waits_for_commit and not queue.log.segments
+    publish(other, "last", "last")
+    wide.turn()
+    for _ in range(4):
+        assert not acked(other)
+        wide.sync()
+    assert acked(other) == 2
+    wide.settle_down()
+    assert acked(wire) == 1 and queue.ready == 3
+    assert not wide.broker.later_writes.waiting and wide.broker.later_writes.bytes == 0
+
+
 def test_queues_that_yield_are_deleted_or_fail_while_they_wait(wide: ProtocolHarness) -> None:
     wire, consumer = confirming(wide), wide.wire()
     consumer.put(1, *(m.BasicConsume(name, no_ack=True) for name in names(20)[10:]))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from kvitto.base.clock import Clock
 from kvitto.base.errors import StoreFull
 from kvitto.broker import walls
+from kvitto.broker.queues.later_writes import Places
 from kvitto.broker.queues.queue import Queue
 from kvitto.broker.state import ALLOWANCE, TurnState
 from kvitto.store import pieces
@@ -63,8 +64,8 @@ class Turning(TurnState):
         """Records of the journal that were applied in memory, each with the value that `written` must reach for them to be in the files."""
         self._noted = 0
         """The last record that has been put into `_applied`."""
-        self._applied_to_slow: deque[tuple[Targets, int, int]] = deque()
-        """Applied records that still wait until slow queues, and so many `later_writes`, have been written."""
+        self._applied_to_slow: deque[tuple[Targets, Places, int]] = deque()
+        """Applied records that still wait until slow queues, and those that waited in `later_writes`, have been written."""
         self.on_full: Callable[[bool], None] = lambda full: None
         self._pool: list[Batch] = []
 
@@ -140,7 +141,7 @@ class Turning(TurnState):
                 queue.tail.closed.clear()
         if (self._applied or self._applied_to_slow) and not self.unwritten:
             self._note_applied()
-        waiting = (len(self.dirty) + len(self.later_writes.waiting)) * self._queue_size + self.later_writes.bytes
+        waiting = (len(self.dirty) + self.later_writes.waiting) * self._queue_size + self.later_writes.bytes
         self.behind = waiting > BEHIND_BYTES
         self.left, self.allowance = self.allowance, ALLOWANCE
         self.changes_left = self.changes_each
@@ -204,7 +205,7 @@ class Turning(TurnState):
             if late or self.slow or self.later_writes.waiting:
                 late.append((self.targets(self.slow), self.later_writes.end, applied))
                 applied = -1
-        while late and self.reached(late[0][0]) and late[0][1] <= self.later_writes.done:
+        while late and self.reached(late[0][0]) and self.later_writes.reached(late[0][1]):
             applied = late.popleft()[2]
         if applied >= 0:
             self.store.journal.turn_written(applied)

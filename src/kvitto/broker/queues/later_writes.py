@@ -1,13 +1,15 @@
 """Queues that wait until a commit has room for them, so that nobody else's confirm waits for a commit of thousands of files.
 
-Two kinds of queues wait, in one line. A queue without files would make one, whose name has to be durable too, which costs a sync far more
-than bytes in a file that is there. A queue that `yields` was changed by a source that had changed many others before it: a message to
-thousands of queues, or a page of publishes to as many. What comes to the queues meanwhile stays in memory, and nothing of it is
-delivered. A queue asks before it is written; `Turning` has those written that have waited.
+Two kinds of queues wait, each in a line of its own. A queue without files would make one, whose name has to be durable too, which costs
+a sync far more than bytes in a file that is there. A queue that `yields` was changed by a source that had changed many others before it: a
+message to thousands of queues, or a page of publishes to as many. What comes to the queues meanwhile stays in memory, and nothing of it is
+delivered. A queue asks before it is written; `Turning` has those written that have waited, in turn one of each line, so that a client with
+one new queue does not wait for a message to thousands.
 
-If another source changes a queue that yields, it is written at once. Its place in the line stays, and is empty then.
+If another source changes a queue that yields, it is written at once, or waits in the other line if it has no files. Its place in the line
+of those that yield stays, and is empty then.
 
-Invariants: after a turn, no unwritten message of a queue in the line is on its way to a peer; one that does not yield has at most
+Invariants: after a turn, no unwritten message of a queue in a line is on its way to a peer; one that does not yield has at most
 WAITING_BYTES, and those that yield have at most LINE_BYTES together.
 """
 
@@ -35,11 +37,26 @@ LOAD_SHIFT = 14
 """Each 16 KiB count as one more, since to sync them takes about as long as to sync another file."""
 
 
+Places = tuple[int, int]
+"""How many queues have left each line, or will have left it: first that of new queues, then that of queues that yield."""
+
+
+class Line:
+    """Queues that wait, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self.queues: deque[Queue] = deque()
+        self.left = 0
+        """How many queues have ever left it."""
+
+
 class LaterWrites:
     def __init__(self, commits: GroupCommit) -> None:
-        self.waiting: deque[Queue] = deque()
-        self.done = 0
-        """How many of the queues that were ever put off have left `waiting`."""
+        self._new, self._yielding = Line(), Line()
+        self._next_first = [self._new, self._yielding]
+        """Both lines. The one from which the last queue was taken stands behind the other."""
+        self.waiting = 0
+        """The number of queues in both lines."""
         self.limited = False
         """Whether queues have to wait. They do not in the turns of a start or an end, which have to write everything."""
         self._commits = commits
@@ -51,21 +68,34 @@ class LaterWrites:
         """The queue whose first write is made now."""
 
     @property
-    def end(self) -> int:
-        """What `done` will be once all queues that wait now have been written."""
-        return self.done + len(self.waiting)
+    def end(self) -> Places:
+        """What `reached` has to be asked for to hear whether all queues that wait now have been written."""
+        new, yielding = self._new, self._yielding
+        return new.left + len(new.queues), yielding.left + len(yielding.queues)
+
+    def reached(self, end: Places) -> bool:
+        """Whether all queues have been written that waited when `end` was noted."""
+        return end[0] <= self._new.left and end[1] <= self._yielding.left
 
     @property
     def may_go_on(self) -> bool:
         """Whether a queue waits that may be written now."""
-        return bool(self.waiting) and (not self.limited or self._has_room(self.waiting[0]))
+        return self._line_with_room() is not None
+
+    def _line_with_room(self) -> Line | None:
+        if not self.waiting:  # as in nearly every turn
+            return None
+        for line in self._next_first:
+            if line.queues and (not self.limited or self._has_room(line.queues[0])):
+                return line
+        return None
 
     def must_wait(self, queue: Queue, delivered: int) -> bool:
         """Whether the first write of a queue has to wait. Messages below the offset `delivered` may be on their way to a peer (A9)."""
         tail = queue.tail.batch
         if tail is None or not queue.durable or queue is self._chosen or not self.limited or queue.broker.full:
             return False
-        if not self.waiting and self._has_room(queue):
+        if not self._new.queues and self._has_room(queue):
             self._commits.load += _load(queue)
             return False
         if (
@@ -75,7 +105,10 @@ class LaterWrites:
             or queue.tail.settled == tail.count
         ):
             return False
-        self._put_off(queue)
+        if queue in self._sizes:  # it has yielded, and does so no more
+            self.bytes -= self._sizes.pop(queue)
+            queue.waits_for_commit = False
+        self._put_off(queue, self._new)
         return True
 
     def lets_others_first(self, queue: Queue) -> bool:
@@ -89,13 +122,14 @@ class LaterWrites:
         if others + size > LINE_BYTES:
             return False
         self._sizes[queue], self.bytes = size, others + size
-        self._put_off(queue)
+        self._put_off(queue, self._yielding)
         return True
 
-    def _put_off(self, queue: Queue) -> None:
+    def _put_off(self, queue: Queue, line: Line) -> None:
         if not queue.waits_for_commit:
             queue.waits_for_commit = True
-            self.waiting.append(queue)
+            line.queues.append(queue)
+            self.waiting += 1
             self._ask()
 
     def next(self) -> Queue | None:
@@ -103,12 +137,16 @@ class LaterWrites:
         self._chosen = None
         if self.waiting:
             self._ask()  # again in each turn: a commit may have got its files elsewhere since it began, as from logs that begin a new one
-        if not self.may_go_on:
+        line = self._line_with_room()
+        if line is None:
             return None
-        queue = self.waiting.popleft()
+        if line is self._next_first[0]:
+            self._next_first.reverse()
+        queue = line.queues.popleft()
+        line.left += 1
+        self.waiting -= 1
         queue.waits_for_commit = False
         self.bytes -= self._sizes.pop(queue, 0)
-        self.done += 1
         self._commits.load += walls.run(queue, _load, queue) or 0
         self._chosen = None if queue.has_files else queue
         return queue

@@ -167,7 +167,12 @@ class Commit:
             self.conn.broker.jobs.start(given_back(self.chan, self.tags), owner=self.chan)
         self.tx.tags = self.tags
         # the channel ends, and all its deliveries come back
-        self.fail(ChannelError(PRECONDITION_FAILED, "the disk is full: the transaction was not committed"))
+        self.fail(
+            ChannelError(
+                PRECONDITION_FAILED,
+                "the transaction was not committed: the disk is full, or a queue in it has gone out of service",
+            )
+        )
 
     def give_back(self, route: Route, props: bytes, body: bytes | Buf, mandatory: bool) -> None:
         """Send a direct reply, or return a mandatory message."""
