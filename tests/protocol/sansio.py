@@ -20,6 +20,8 @@ from tests.support.clock import ManualClock
 from tests.support.simdisk import SimDisk
 
 Frame = tuple[int, int, bytes]
+NO_TIME_S = 1e-300
+"""A turn of this length is out of time when it begins."""
 BLOCKED: dict[str, Any] = {"connection.blocked": True}
 """The capability of a client that wants to be told of alarms."""
 
@@ -106,6 +108,9 @@ class Wire:
 class ProtocolHarness:
     """Hub, broker and store on a simulated disk."""
 
+    turn_s = 0.0
+    """The time of a turn. Without a limit what a turn does depends on no clock of the machine; with NO_TIME_S it does the least."""
+
     def __init__(
         self, disk: SimDisk | None = None, clock: ManualClock | None = None, limits: Limits = DEFAULTS
     ) -> None:
@@ -122,6 +127,7 @@ class ProtocolHarness:
     def _start(self) -> None:
         self.store.open()
         self.broker = Broker(self.store, self.clock, self.limits)
+        self.broker.turn_s = self.turn_s
         self.hub = Hub(self.broker)
         self.broker.start()
         self.broker.users.cost = 4  # nothing here is about how slow a hash is

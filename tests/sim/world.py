@@ -26,7 +26,7 @@ from kvitto.broker.transfers import deadletter, onward, stages
 from kvitto.protocol import hub
 from kvitto.store import definitions, journal, log, paths, pieces, reading, segment, store, stream
 from kvitto.store.repair.survey import Survey
-from tests.protocol.sansio import ProtocolHarness
+from tests.protocol.sansio import NO_TIME_S, ProtocolHarness
 from tests.sim.actor import Actor
 from tests.sim.ledger import Ledger
 from tests.sim.plan import COMPARING, PASSING, POSTPONED, POSTPONING, Plan, keyed, plan
@@ -74,6 +74,7 @@ def small_world(seed: int) -> Iterator[None]:
     logger = logging.getLogger("kvitto")
     patch.setattr(logger, "propagate", False)
     patch.setattr(logger, "handlers", [logging.NullHandler()])
+    patch.setattr(ProtocolHarness, "turn_s", Random(f"{seed} time").choice((0.0, NO_TIME_S)))
     patch.setattr(log, "SEGMENT_BYTES", rng.choice((700, 1500, 4000)))
     patch.setattr(log, "ROLL_WHEN_SETTLED_BYTES", 600)
     patch.setattr(log, "ROLL_WHEN_SETTLED_MS", 2000)

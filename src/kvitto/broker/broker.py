@@ -61,7 +61,7 @@ class Broker(Turning):
         self.queues: dict[str, Queue] = {}
         self.users: Users
         self.faults = Faults(self)
-        self.jobs = Jobs()
+        self.jobs = Jobs(self.out_of_time)
         self._expired: list[Queue] = []
         self.notices = Notices()
         self.parameters = Parameters(self)

@@ -1,8 +1,8 @@
 """Runs work that is too long for one turn. It is cut into pieces, and a few pieces run in each turn.
 
 A job is an iterator. Each step does one piece, which takes at most about half a millisecond of CPU, so that a turn stays below
-5 ms whatever a peer has asked for. The layers below the server have no clock to measure that, so a job adds up the estimated
-cost of its steps (`Cost`). Anything may change between two pieces, so a job must check its state again after each.
+5 ms whatever a peer has asked for. A job adds up the estimated cost of its steps (`Cost`), so that its pieces are the same on every
+machine and in every simulation. Anything may change between two pieces, so a job must check its state again after each.
 
 The server calls `run` once per turn, by way of `Hub.turn`.
 """
@@ -42,7 +42,9 @@ def nothing() -> None:
 class Jobs(walls.Routine):
     """The jobs of a broker, served in rotation, one piece of each."""
 
-    def __init__(self) -> None:
+    def __init__(self, out_of_time: Callable[[], bool] = lambda: False) -> None:
+        """`out_of_time`: whether the turn has no time for another piece."""
+        self._out_of_time = out_of_time
         self.waiting: deque[_Job] = deque()
         """The unfinished jobs that can go on."""
         self._parked: list[_Job] = []
@@ -67,6 +69,8 @@ class Jobs(walls.Routine):
             job = self.waiting.popleft()
             if walls.run(job.owner, job.step) is False:
                 (self._parked if job.parked else self.waiting).append(job)
+            if self._out_of_time():
+                return
 
     def resume(self) -> None:
         """Continue the jobs that have waited for the disk."""

@@ -1,4 +1,5 @@
 cimport cython
+from kvitto.base cimport ticks
 from kvitto.base.clock cimport Clock
 from kvitto.broker.latencies cimport Latencies
 from kvitto.broker.timers cimport Timers
@@ -16,6 +17,10 @@ cdef class TurnState:
     cdef public long long now_ms, now_us, set_back_ms
     cdef public Py_ssize_t written, turns, allowance, left, changes_each, changes_left
     cdef public bint replaying, clock_is_read, behind, full
+    cdef public double turn_s, ends_at
 
+    cpdef begin_time(self)
+    cpdef end_time(self)
+    cpdef bint out_of_time(self) except -1
     @cython.locals(now_ms="long long")
     cpdef read_clock(self)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
+from kvitto.base import ticks
 from kvitto.base.clock import Clock
 from kvitto.base.limits import CHANGES_OF_ONE
 from kvitto.broker.latencies import Latencies
@@ -66,6 +67,28 @@ class TurnState:
         """Whether input has read the clock since the last turn. The next turn does not read it again then."""
         self.behind = False
         """Whether so many bytes wait to be written (BEHIND_BYTES) that publishers have to wait."""
+
+        self.turn_s = 0.0
+        """After how many seconds each half of a turn leaves what it can leave to the next one, 0.0: never. The server sets it."""
+        self.ends_at = 0.0
+        """When that is, as `ticks.seconds` counts; 0.0 outside of a turn and without a limit."""
+
+    def begin_time(self) -> None:
+        """Let the time of half a turn begin: of the work that was left over, or of writing."""
+        if self.turn_s > 0.0:
+            self.ends_at = ticks.seconds() + self.turn_s
+
+    def end_time(self) -> None:
+        """The turn is over. What input and timers do is not limited by time."""
+        self.ends_at = 0.0
+
+    def out_of_time(self) -> bool:
+        """Whether this half of the turn has taken so long that it leaves what it can leave to the next turn.
+
+        The costs that limit a turn are estimates, for a machine that is as quick as usual. Where it is slower for a moment, as virtual
+        machines are, this limits the turn. Whoever asks has done at least one step before, so that everything goes on.
+        """
+        return self.ends_at > 0.0 and ticks.seconds() >= self.ends_at
 
     def read_clock(self) -> None:
         """Read the clock once before input is handled: a message's time to live begins when it comes, not with the last turn.

@@ -43,6 +43,9 @@ SLICE_COST = 1200
 """The cost of writing a slice of a large batch (store/pieces.py). Most slices take less time, some take several times as long."""
 BEHIND_BYTES = 64 << 20
 """If more bytes of messages than this wait to be written, publishers are not read from."""
+LEAST_WRITTEN = 32
+"""A turn writes at least so many queues, also if it is out of time: what has come for the others is not in a file when the process is
+killed now."""
 POOL_MAX = 64
 POOL_LARGE = 4
 """Batches in the pool that keep their large buffers; the others give them back."""
@@ -129,7 +132,7 @@ class Turning(TurnState):
                 walls.run(self.dead_letters, self.dead_letters.run)
             if self.stages.due:
                 walls.run(self.stages, self.stages.run)
-            if not self.dirty or most <= 0:
+            if not self.dirty or most <= 0 or self.out_of_time():
                 break
         if self.unmarked:
             self.write_marks()
@@ -148,8 +151,8 @@ class Turning(TurnState):
 
     def _write_dirty(self, most: int) -> int:
         """Deliver and write the messages of the queues that are dirty now. Returns what is left of the cost."""
-        for _ in range(len(self.dirty)):
-            if most <= 0:
+        for i in range(len(self.dirty)):
+            if most <= 0 or (i >= LEAST_WRITTEN and self.out_of_time()):
                 break
             queue = self.dirty.popleft()
             queue.dirty = False
@@ -180,7 +183,7 @@ class Turning(TurnState):
     def _write_later(self, most: int) -> int:
         """Write queues that have waited, while their commit has room for them, and up to a cost of `most`. Returns the cost."""
         cost = 0
-        while cost < most and (queue := self.later_writes.next()) is not None:
+        while cost < most and not (cost and self.out_of_time()) and (queue := self.later_writes.next()) is not None:
             if queue.deleted:
                 continue
             if queue.has_files:
@@ -232,6 +235,8 @@ class Turning(TurnState):
             queue = self.late.popleft()
             queue.late = False
             walls.run(queue, queue.pump)
+            if self.out_of_time():
+                return
 
     def flush(self, queue: Queue) -> bool:
         """Write what this turn has brought to a queue. Returns False if the disk is full; a later turn tries again."""

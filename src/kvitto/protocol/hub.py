@@ -66,19 +66,22 @@ class Hub:
         While the turn has time left, connections whose sockets have taken a full output get more.
         """
         broker = self.broker
-        if self._yielded:
-            self._go_on()
+        broker.begin_time()
         if broker.jobs.waiting:
             broker.changes_left = 0  # they are long work
             walls.run(broker.jobs, broker.jobs.run)
+        if self._yielded:
+            self._go_on()
         if self._crowds:
             self._serve_crowds()
         self.confirms.note_published()
+        broker.begin_time()  # much input leaves no less time to write it
         broker.turn(WRITE_COST)
         self.confirms.answer()
         self.flush()
         if self._crowds:
             self._serve_rounds()
+        broker.end_time()
         if self.unfinished():
             self.driver.schedule()
 
@@ -90,7 +93,7 @@ class Hub:
         broker = self.broker
         renewed, broker.allowance = broker.allowance, broker.left
         for _ in range(ROUNDS):
-            if not self._crowds or broker.allowance <= 0:
+            if not self._crowds or broker.allowance <= 0 or broker.out_of_time():
                 break
             self._serve_crowds()
             self.flush()
@@ -107,6 +110,8 @@ class Hub:
                 self._yielded.append(connection)
                 continue
             cost += walls.run(connection, connection.go_on) or 0
+            if self.broker.out_of_time():
+                return
 
     def unfinished(self) -> bool:
         """Whether there is work left for the next turn."""
@@ -131,6 +136,8 @@ class Hub:
             owner, crowd = self._crowds.popleft()
             if walls.run(owner, crowd.serve) is False:
                 self._crowds.append((owner, crowd))
+            if self.broker.out_of_time():
+                return
 
     def after_sync(self) -> None:
         """Send the answers that waited for the sync. Run a whole turn only if that has changed anything."""

@@ -33,6 +33,8 @@ WITHOUT = 7
 would be one commit per second with some, as long as every other commit is full of new files."""
 LARGE_COMMIT = 16
 """After a commit with more files than this the turn is a piece of work of its own."""
+TURN_S = 0.003
+"""After this time each half of a turn leaves what it can leave to the next one."""
 SYNCS_S = 0.002
 """After this time a turn starts no further sync in the loop."""
 

@@ -27,7 +27,7 @@ from kvitto.protocol.states import RUNNING
 from kvitto.protocol.unacked import Held, held
 from kvitto.server import definitions
 from kvitto.server.acceptor import Acceptor
-from kvitto.server.driving import Driving, nothing
+from kvitto.server.driving import TURN_S, Driving, nothing
 from kvitto.server.followers import Followers
 from kvitto.server.heartbeats import Heartbeats
 from kvitto.server.listening import bind
@@ -135,6 +135,7 @@ class Server(Driving):
         except StoreError as error:
             self.store.fail(error)
             raise
+        self.broker.turn_s = TURN_S
         self.broker.max_queues = self.config.max_queues
         self.broker.file_room = self._file_room
         self.broker.users.foreign_hashes = self.config.foreign_hashes

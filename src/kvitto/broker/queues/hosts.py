@@ -75,6 +75,10 @@ class Turns(Protocol):
         """Write the queue's messages now. Returns False if the disk is full."""
         ...
 
+    def out_of_time(self) -> bool:
+        """Whether this turn leaves what it can leave to the next one."""
+        ...
+
     def pump_later(self, queue: Queue) -> None:
         """Let the queue go on delivering in the next turn."""
         ...

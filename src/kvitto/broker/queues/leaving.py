@@ -123,9 +123,11 @@ class Leaving:
 
     def _may_leave(self) -> bool:
         """Whether messages may still leave in this turn. If not, the next turn continues."""
-        turns = self._queue.broker.turns
-        if self._turn != turns:
-            self._turn, self._left = turns, LEAVING_PER_TURN
+        broker = self._queue.broker
+        if self._turn != broker.turns:
+            self._turn, self._left = broker.turns, LEAVING_PER_TURN
+        elif self._left > 0 and broker.out_of_time():
+            self._left = 0
         if self._left <= 0:
             self._wake_in(0)
         return self._left > 0

@@ -137,6 +137,9 @@ class DeadLetters(walls.Routine):
         self._steps = 0
         self._turn = -1
         """The number of the turn to which these three budgets belong."""
+        self._left = self._behind = False
+        """Whether letters were left when this ran last, and by the turn before this one. Only then the time limits them: P5 says how
+        many are moved at once."""
 
     def add(self, queue: WorkQueue, offset: int, count: int, reason: str) -> None:
         line = self.moves.setdefault(queue, deque())
@@ -156,6 +159,7 @@ class DeadLetters(walls.Routine):
         if self._turn != self.broker.turns:
             self._turn = self.broker.turns
             self._letters, self._bytes, self._steps = LETTERS_PER_TURN, IN_FLIGHT_BYTES, STEPS_PER_TURN
+            self._behind = self._left
         parcel = Parcel()
         while self.moves and self._may_send(parcel):
             queue = self._reading if self._reading in self.moves else next(iter(self.moves))
@@ -188,9 +192,12 @@ class DeadLetters(walls.Routine):
                 self.moves[queue] = line  # at the end of the rotation
         if parcel.letters:
             self._write(parcel)
+        self._left = bool(self.moves)
 
     def _may_send(self, parcel: Parcel) -> bool:
         left = self._letters > 0 and self._bytes > 0 and self._steps > 0
+        if self._behind and self._letters < LETTERS_PER_TURN and self.broker.out_of_time():
+            return False
         return left and self.in_flight + parcel.size < IN_FLIGHT_BYTES
 
     def _next(self, queue: WorkQueue, line: deque[tuple[int, int, str]]) -> Letter | None:

@@ -128,10 +128,12 @@ class Records:
             if walls.essential("what the journal has for the queues", apply):
                 left -= APPLIED_PIECE
                 self._begun = True
-                continue
-            self._begun = False
-            self.due.popleft()
-            left -= count
+            else:
+                self._begun = False
+                self.due.popleft()
+                left -= count
+            if self._broker.out_of_time():
+                return
 
     def stop(self) -> None:
         """Drop a large record that is not complete, for a clean stop. No peer has been told of it."""

@@ -1,0 +1,64 @@
+"""A turn that is out of time (adr/0034) leaves what it can leave to the next one, and each turn does at least one step of everything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvitto.broker.transfers.deadletter import LETTERS_PER_TURN
+from kvitto.broker.turning import LEAST_WRITTEN
+from kvitto.wire import methods as m
+from tests.protocol.sansio import NO_TIME_S, ProtocolHarness
+from tests.sim.workload import content
+
+
+@pytest.fixture
+def harness() -> ProtocolHarness:
+    harness = ProtocolHarness()
+    harness.broker.turn_s = NO_TIME_S
+    return harness
+
+
+def test_dead_letters_go_on_with_one_in_each_turn(harness: ProtocolHarness) -> None:
+    # P5 says how many are moved by the turn that handles their reject: that many are, although there is no time
+    wire, more = harness.wire(), 20
+    to_dead: dict[str, Any] = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+    wire.put(1, m.QueueDeclare("work", False, True, arguments=to_dead))
+    harness.settle_down()
+    wire.put(1, m.QueueDeclare("dead", False, True))
+    harness.settle_down()
+    wire.put(1, m.BasicConsume("work", "c"))
+    wire.feed(b"".join(content(1, "work", b"rejected") for _ in range(LETTERS_PER_TURN + more)))
+    harness.settle_down()
+    wire.put(1, m.BasicNack(0, True, False))
+    queues, moves, waiting = harness.broker.vhosts["/"].queues, harness.broker.dead_letters.moves, list[int]()
+    harness.turn()
+    while moves:
+        waiting.append(sum(count for _, count, _ in next(iter(moves.values()))))
+        harness.turn()
+    assert waiting == list(range(more, 0, -1))
+    harness.settle_down()
+    assert [queue.ready for queue in (queues["work"], queues["dead"])] == [0, LETTERS_PER_TURN + more]
+
+
+@pytest.mark.parametrize("turn_s", [0.0, NO_TIME_S])
+def test_a_turn_writes_some_queues_and_the_next_ones_the_others(turn_s: float) -> None:
+    harness = ProtocolHarness()
+    harness.broker.turn_s = turn_s
+    wire, count = harness.wire(), LEAST_WRITTEN + 10
+    wire.put(1, m.ConfirmSelect(False))
+    for i in range(count):
+        wire.put(1, m.QueueDeclare(f"q{i}", False, True))
+        harness.settle_down()
+        wire.feed(content(1, f"q{i}", b"first"))
+    harness.settle_down()
+    harness.broker.changes_each = count  # they are written in this turn, instead of in later ones
+    wire.feed(b"".join(content(1, f"q{i}", b"second") for i in range(count)))
+    before = harness.broker.written
+    harness.turn()
+    assert harness.broker.written - before == (LEAST_WRITTEN if turn_s else count)
+    harness.settle_down()
+    wire.frames()
+    assert harness.broker.written - before == count
+    assert harness.hub.confirms.answered == 2 * count
