@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvitto.base.errors import StoreError
-from kvitto.store import paths
+from kvitto.store import definitions, line, paths
 from kvitto.store.definitions import Definitions
 from kvitto.store.disk import RealDisk
 from kvitto.store.line import Key
@@ -241,3 +241,36 @@ def test_p2_a_power_cut_at_any_operation_leaves_what_was_synced(
         found = {(kind, key): value for kind, key, value in definitions.load()}
         assert found in legal
         legal = [found]
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 60), min_size=1, max_size=60), st.integers(0, 40))
+def test_a_compaction_encodes_few_lines_in_a_step_however_many_changes_come(came: list[int], entries: int) -> None:
+    """A step encoded twice as many as had come since the one before: 50 clients that bind and unbind made one of 33 ms."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(definitions, "COMPACT_LINES", 3)
+        patch.setattr(definitions, "WRITTEN_LINES", 5)
+        disk = SimDisk()
+        log = Definitions(disk)
+        log.load()
+        for i in range(entries):
+            log.put("user", (f"old{i}",), {})
+        compaction = log.begin_compaction()
+        encoded, encode = [0], line.encode
+        patch.setattr(line, "encode", lambda *args: encoded.append(encoded.pop() + 1) or encode(*args))
+        for step in range(10_000):
+            for i in range(came[step] if step < len(came) else 1):
+                log.put("user", (f"new{i % 7}",), {"step": step, "i": i})
+                log.delete("user", (f"old{i * step % 50}",))
+            before = encoded[0]
+            compaction.step()
+            assert encoded[0] - before <= 3
+            if compaction.complete:
+                break
+        assert compaction.complete
+        log.put("user", ("last",), {})
+        log.replace(compaction.file.end)
+        expected = log._list()
+        log.close()
+        again = Definitions(disk)
+        assert sorted(again.load(in_order=True)) == sorted(expected)

@@ -450,6 +450,7 @@ class Broker(Turning):
     def tick(self) -> None:
         """Run the timers that are due. The caller then runs a turn."""
         self.read_clock()
+        self.begin_time()
         walls.run(self.timers, self.timers.run)
 
     def expire_unused(self, queue: Queue) -> None:

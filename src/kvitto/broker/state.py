@@ -35,7 +35,7 @@ class TurnState:
         """The wall clock when it was last set back, or at the start. A batch with a later time was stored before that moment."""
         self.now_us = clock.monotonic_us()
         """The monotonic clock when input was last read, or at the last turn, in microseconds."""
-        self.timers = Timers(self.now_us // 1000)
+        self.timers = Timers(self.now_us // 1000, self.out_of_time)
         self.latencies = Latencies()
         self.dirty: deque[Queue] = deque()
         """Queues that have changed, in the order of their changes, until a turn has delivered and written their messages."""
@@ -74,12 +74,12 @@ class TurnState:
         """When that is, as `ticks.seconds` counts; 0.0 outside of a turn and without a limit."""
 
     def begin_time(self) -> None:
-        """Let the time of half a turn begin: of the work that was left over, or of writing."""
+        """Let the time of half a turn begin: of timers and the work that was left over, or of writing."""
         if self.turn_s > 0.0:
             self.ends_at = ticks.seconds() + self.turn_s
 
     def end_time(self) -> None:
-        """The turn is over. What input and timers do is not limited by time."""
+        """The turn is over. New input is not limited by time."""
         self.ends_at = 0.0
 
     def out_of_time(self) -> bool:

@@ -4,6 +4,6 @@ cdef class Timers:
     cdef public object next_ms
     cdef public list _heap
     cdef dict _numbers, _calls
-    cdef object _order
+    cdef object _order, _out_of_time
 
     cdef _look(self)

@@ -23,7 +23,9 @@ RUN_MAX = 50
 
 
 class Timers:
-    def __init__(self, now_ms: int = 0) -> None:
+    def __init__(self, now_ms: int = 0, out_of_time: Callable[[], bool] = lambda: False) -> None:
+        """`out_of_time`: whether further calls have to wait for the next `run`."""
+        self._out_of_time = out_of_time
         self.now_ms = now_ms
         """The monotonic clock when the broker last read it."""
         self._heap: list[tuple[int, int]] = []
@@ -67,7 +69,10 @@ class Timers:
         walls.note(self, error)
 
     def run(self) -> None:
-        """Call what is due, at most RUN_MAX callbacks. If one raises, only the owner of that timer is affected (broker/walls.py)."""
+        """Call what is due, at most RUN_MAX callbacks, and one if there is no time.
+
+        If one raises, only the owner of that timer is affected (broker/walls.py).
+        """
         for _ in range(RUN_MAX):
             due = self.next_ms
             if due is None or due > self.now_ms:
@@ -77,3 +82,5 @@ class Timers:
             del self._numbers[call]
             callback, args = call
             walls.run(walls.owner_of(callback, args), callback, *args)
+            if self._out_of_time():
+                return

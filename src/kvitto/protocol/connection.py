@@ -219,9 +219,9 @@ class Connection:
                 self.fail(told)
 
     def spend(self, cost: int) -> None:
-        """Count work for this connection's input. When the budget of a turn is used up, the rest of the input waits for the next turn."""
+        """Count work for this connection's input. When the budget or the time of a turn is used up, the rest waits for the next turn."""
         self.budget -= cost
-        if self.budget <= 0 and not self.yielded:
+        if (self.budget <= 0 or self.broker.out_of_time()) and not self.yielded:
             self.yielded = True
             self.transport.pause()
             self.hub.go_on_later(self)

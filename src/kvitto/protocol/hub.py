@@ -66,7 +66,8 @@ class Hub:
         While the turn has time left, connections whose sockets have taken a full output get more.
         """
         broker = self.broker
-        broker.begin_time()
+        if not broker.ends_at:
+            broker.begin_time()  # else timers have begun it
         if broker.jobs.waiting:
             broker.changes_left = 0  # they are long work
             walls.run(broker.jobs, broker.jobs.run)

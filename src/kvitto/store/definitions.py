@@ -24,6 +24,8 @@ COMPACT_BYTES = 4 << 20
 """A compaction begins when obsolete lines have more bytes than this."""
 COMPACT_LINES = 50
 """A step of a compaction encodes this many lines, which takes about 0.5 ms."""
+WRITTEN_LINES = 1000
+"""A step of a compaction writes this many lines that are encoded already, or twice as many as have come since the step before."""
 
 
 class Tracked:
@@ -86,7 +88,11 @@ class Compaction:
         self._entries = entries
         self._size = 0
         """The size of what was defined at the beginning. Each line says that it is durable, which is true once the file has its name."""
+        self._sized = False
         self._since: deque[tuple[str, str, Key, Any]] = deque()
+        """The changes that have come before that size was known."""
+        self._lines: deque[bytes] = deque()
+        """The lines of those that have come since. Who makes a change encodes its line: a step would have to encode thousands."""
         self._come = self._came = 0
         """The number of changes since the latest step, and the number of changes between the two steps before."""
         self._steps = self._write()
@@ -100,25 +106,31 @@ class Compaction:
         """Take a change that has been written to the old log. Raises StoreFull if the new file has no room for it."""
         if self.complete:
             self.file.append(line.encode(op, kind, key, value, self._size))
+        elif self._sized:
+            self._lines.append(line.encode(op, kind, key, value, self._size))
+            self._come += 1
         else:
             self._since.append((op, kind, key, value))
-            self._come += 1
 
     def _write(self) -> Iterator[None]:
         size = 0
         for part in self._parts(0):
             size += len(part)
             yield
-        self._size = size
+        self._size, self._sized = size, True
         for part in self._parts(size):
             self.file.append(part)
             yield
         self._entries = []
         while self._since:
-            count = max(COMPACT_LINES, 2 * self._came)  # more than are added between two steps, so that this loop ends
-            some = [self._since.popleft() for _ in range(min(len(self._since), count))]
+            some = [self._since.popleft() for _ in range(min(len(self._since), COMPACT_LINES))]
             self.file.append(b"".join(line.encode(*change, size) for change in some))
             if self._since:
+                yield
+        while self._lines:
+            count = max(WRITTEN_LINES, 2 * self._came)  # more than are added between two steps, so that this loop ends
+            self.file.append(b"".join(self._lines.popleft() for _ in range(min(len(self._lines), count))))
+            if self._lines:
                 yield
         self.complete = True
 

@@ -195,7 +195,8 @@ class WorkQueue(Queue):
         latencies = self.broker.latencies
         run = first = waited_us = 0  # runs of one batch are timed together: with many consumers they are short
         while backlog.any_ready():
-            if left <= 0:
+            # messages that had come back take most time; at least one goes on in each turn
+            if left <= 0 or (backlog.requeued.count and left < self.broker.allowance and self.broker.out_of_time()):
                 self.broker.pump_later(self)
                 break
             c = self.pick()
