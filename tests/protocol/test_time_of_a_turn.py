@@ -45,7 +45,6 @@ def test_dead_letters_go_on_with_one_in_each_turn(harness: ProtocolHarness) -> N
 @pytest.mark.parametrize("turn_s", [0.0, NO_TIME_S])
 def test_a_turn_writes_some_queues_and_the_next_ones_the_others(turn_s: float) -> None:
     harness = ProtocolHarness()
-    harness.broker.turn_s = turn_s
     wire, count = harness.wire(), LEAST_WRITTEN + 10
     wire.put(1, m.ConfirmSelect(False))
     for i in range(count):
@@ -56,9 +55,44 @@ def test_a_turn_writes_some_queues_and_the_next_ones_the_others(turn_s: float) -
     harness.broker.changes_each = count  # they are written in this turn, instead of in later ones
     wire.feed(b"".join(content(1, f"q{i}", b"second") for i in range(count)))
     before = harness.broker.written
+    harness.broker.turn_s = turn_s
     harness.turn()
     assert harness.broker.written - before == (LEAST_WRITTEN if turn_s else count)
     harness.settle_down()
     wire.frames()
     assert harness.broker.written - before == count
     assert harness.hub.confirms.answered == 2 * count
+
+
+def test_input_goes_on_with_one_method_in_each_turn(harness: ProtocolHarness) -> None:
+    wire, count = harness.wire(), 10
+    for i in range(count):
+        wire.put(1, m.QueueDeclare(f"q{i}", False, False))
+        harness.settle_down()
+    wire.frames()
+    wire.put(1, *(m.QueueDeclare(f"q{i}", True, False) for i in range(count)))
+    answers = list[int]()
+    while wire.connection.yielded:
+        harness.turn()
+        answers.append(len(wire.methods()))
+    assert answers == [2] + [1] * (count - 2) + [0]  # one was handled when it came
+
+
+def test_connections_that_wait_for_one_commit_take_their_input_in_several_turns(harness: ProtocolHarness) -> None:
+    """50 clients whose changes were announced together held the loop until each had made its next change."""
+    wires = [harness.wire() for _ in range(10)]
+    for number, wire in enumerate(wires):
+        wire.put(1, *(m.ExchangeDeclare(f"{name}{number}", "direct", durable=True) for name in "ef"))
+        while wire.connection.yielded:
+            harness.turn()
+    exchanges = harness.broker.vhosts["/"].exchanges
+    before = len(exchanges)
+    job = harness.store.begin_sync(everything=False)
+    job.run()
+    harness.broker.begin_time()
+    harness.end_sync(job)
+    assert len(exchanges) == before
+    harness.turn()
+    assert len(exchanges) == before + 1
+    harness.settle_down()
+    assert len(exchanges) == before + len(wires)

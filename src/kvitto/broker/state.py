@@ -69,24 +69,26 @@ class TurnState:
         """Whether so many bytes wait to be written (BEHIND_BYTES) that publishers have to wait."""
 
         self.turn_s = 0.0
-        """After how many seconds each half of a turn leaves what it can leave to the next one, 0.0: never. The server sets it."""
+        """After how many seconds new input and each half of a turn leave what they can leave to the next turn. The server sets it;
+        with 0.0 they never do.
+        """
         self.ends_at = 0.0
-        """When that is, as `ticks.seconds` counts; 0.0 outside of a turn and without a limit."""
+        """When that is, as `ticks.seconds` counts; 0.0 outside of these and without a limit."""
 
     def begin_time(self) -> None:
-        """Let the time of half a turn begin: of timers and the work that was left over, or of writing."""
+        """Let a time begin: that of new input, that of timers and the work that was left over, or that of writing."""
         if self.turn_s > 0.0:
             self.ends_at = ticks.seconds() + self.turn_s
 
     def end_time(self) -> None:
-        """The turn is over. New input is not limited by time."""
+        """The input or the turn is over. What happens outside of these is not limited by time."""
         self.ends_at = 0.0
 
     def out_of_time(self) -> bool:
-        """Whether this half of the turn has taken so long that it leaves what it can leave to the next turn.
+        """Whether this input or half of a turn has taken so long that it leaves what it can leave to the next turn.
 
-        The costs that limit a turn are estimates, for a machine that is as quick as usual. Where it is slower for a moment, as virtual
-        machines are, this limits the turn. Whoever asks has done at least one step before, so that everything goes on.
+        The costs that limit work are estimates, for a machine that is as quick as usual. Where it is slower for a moment, as virtual
+        machines are, this limits it. Whoever asks has done at least one step before, so that everything goes on.
         """
         return self.ends_at > 0.0 and ticks.seconds() >= self.ends_at
 

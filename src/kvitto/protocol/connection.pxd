@@ -28,7 +28,7 @@ cdef class Connection:
     cdef public int _last_number
     cdef public unsigned long long received_bytes, sent_bytes, started_ms, since_ms, sent_at_beat, _looked_at
 
-    @cython.locals(broker=TurnState)
+    @cython.locals(broker=TurnState, begun=double)
     cpdef receive(self, Buf box, Py_ssize_t n)
     cdef bint _is_heartbeat(self, const unsigned char* p) noexcept
     cdef _take(self, Buf box, Py_ssize_t n)

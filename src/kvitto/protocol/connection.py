@@ -175,14 +175,17 @@ class Connection:
         if n == 8 and self.state == _RUNNING and self._is_heartbeat(box.p):
             return  # nothing has changed, so there is nothing for a turn to do
         self._at = 0
+        broker = self.broker
+        begun = broker.ends_at
         try:
-            broker = self.broker
             if self.publisher or not broker.clock_is_read:  # only messages need to know exactly when they came
                 broker.read_clock()
                 broker.clock_is_read = True
             broker.changes_left = broker.changes_each
             if not self.yielded:
                 self.budget = _READ_BUDGET
+                if begun == 0.0:
+                    broker.begin_time()
                 if self.publisher and broker.behind:
                     self.spend(_READ_BUDGET)
                 self._take(box, n)
@@ -194,6 +197,7 @@ class Connection:
             self.driver.schedule()
         except Exception as error:  # noqa: BLE001 - the wall around this connection's input
             self.contain(error)
+        broker.ends_at = begun
 
     def _is_heartbeat(self, p):  # type: ignore[no-untyped-def]
         """Whether 8 bytes are a heartbeat, and nothing else waits. Thousands of idle connections send little more."""
@@ -222,9 +226,13 @@ class Connection:
         """Count work for this connection's input. When the budget or the time of a turn is used up, the rest waits for the next turn."""
         self.budget -= cost
         if (self.budget <= 0 or self.broker.out_of_time()) and not self.yielded:
-            self.yielded = True
-            self.transport.pause()
-            self.hub.go_on_later(self)
+            self._yield()
+
+    def _yield(self) -> None:
+        """Leave the rest of the input to the next turn."""
+        self.yielded = True
+        self.transport.pause()
+        self.hub.go_on_later(self)
 
     def go_on(self) -> int:
         """The next turn has come: handle the input that the budget did not reach. Returns what that cost."""
@@ -233,7 +241,8 @@ class Connection:
             return 0
         self.budget = _READ_BUDGET
         self.broker.changes_left = _CHANGES_LATER
-        self.unstall()
+        if self.state != CLOSED:
+            self._take_rest()
         return _READ_BUDGET - self.budget
 
     def _choke(self) -> None:
@@ -753,6 +762,13 @@ class Connection:
         self.stalled = False
         if self.state == CLOSED or self.yielded:
             return
+        if self.rest and self.broker.out_of_time():
+            self._yield()
+        else:
+            self._take_rest()
+
+    def _take_rest(self) -> None:
+        """Handle the input that has been waiting, and have more read once that is done."""
         if self.rest:
             box = Buf(0)
             box.add(self.rest)

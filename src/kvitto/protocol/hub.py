@@ -67,7 +67,7 @@ class Hub:
         """
         broker = self.broker
         if not broker.ends_at:
-            broker.begin_time()  # else timers have begun it
+            broker.begin_time()  # else timers, or the end of a sync, have begun it
         if broker.jobs.waiting:
             broker.changes_left = 0  # they are long work
             walls.run(broker.jobs, broker.jobs.run)

@@ -81,11 +81,12 @@ class Compaction:
     files, until `Definitions.replace` gives the new file the name of the old one.
     """
 
-    def __init__(self, disk: Disk, entries: list[tuple[tuple[str, Key], tuple[Any, int]]]) -> None:
+    def __init__(self, disk: Disk, entries: dict[tuple[str, Key], tuple[Any, int]]) -> None:
         self.file = Tracked(disk.open(NEW, create=True))
         self.file.truncate(0)
         self.complete = False
-        self._entries = entries
+        # two lists, because a list of pairs would be thousands of new objects for the garbage collector to look at
+        self._keys, self._values = list(entries), list(entries.values())
         self._size = 0
         """The size of what was defined at the beginning. Each line says that it is durable, which is true once the file has its name."""
         self._sized = False
@@ -121,7 +122,7 @@ class Compaction:
         for part in self._parts(size):
             self.file.append(part)
             yield
-        self._entries = []
+        self._keys, self._values = [], []
         while self._since:
             some = [self._since.popleft() for _ in range(min(len(self._since), COMPACT_LINES))]
             self.file.append(b"".join(line.encode(*change, size) for change in some))
@@ -136,8 +137,9 @@ class Compaction:
 
     def _parts(self, durable: int) -> Iterator[bytes]:
         """Yield the lines of what was defined, COMPACT_LINES at a time."""
-        for at in range(0, len(self._entries), COMPACT_LINES):
-            some = self._entries[at : at + COMPACT_LINES]
+        for at in range(0, len(self._keys), COMPACT_LINES):
+            keys, values = self._keys[at : at + COMPACT_LINES], self._values[at : at + COMPACT_LINES]
+            some = zip(keys, values, strict=True)
             yield b"".join(line.encode("put", kind, key, value, durable) for (kind, key), (value, _) in some)
 
 
@@ -277,7 +279,7 @@ class Definitions:
     def begin_compaction(self) -> Compaction:
         """Begin a compaction, whose steps the caller runs. Raises StoreFull if there is no room for another file."""
         self._tried = self.file.end
-        self.compaction = Compaction(self._disk, list(self._entries.items()))
+        self.compaction = Compaction(self._disk, self._entries)
         return self.compaction
 
     def abandon_compaction(self) -> None:
