@@ -14,7 +14,7 @@ cdef class Turning(TurnState):
     cpdef bint idle(self) except -1
     cpdef bint unfinished(self) except -1
     cpdef turn(self, Py_ssize_t most=*)
-    @cython.locals(queue=Queue, size=Py_ssize_t, cost=Py_ssize_t, i=Py_ssize_t)
+    @cython.locals(queue=Queue, size=Py_ssize_t, cost=Py_ssize_t, least=Py_ssize_t)
     cdef Py_ssize_t _write_dirty(self, Py_ssize_t most) except? -1
     cdef _pump_late(self)
     cpdef bint flush(self, Queue queue) except? 0

@@ -44,8 +44,8 @@ SLICE_COST = 1200
 BEHIND_BYTES = 64 << 20
 """If more bytes of messages than this wait to be written, publishers are not read from."""
 LEAST_WRITTEN = 32
-"""A turn writes at least so many queues, also if it is out of time: what has come for the others is not in a file when the process is
-killed now."""
+"""A turn writes at least so many queues that have files, also if it is out of time: what has come for the others is not in a file when
+the process is killed now."""
 POOL_MAX = 64
 POOL_LARGE = 4
 """Batches in the pool that keep their large buffers; the others give them back."""
@@ -151,8 +151,9 @@ class Turning(TurnState):
 
     def _write_dirty(self, most: int) -> int:
         """Deliver and write the messages of the queues that are dirty now. Returns what is left of the cost."""
-        for i in range(len(self.dirty)):
-            if most <= 0 or (i >= LEAST_WRITTEN and self.out_of_time()):
+        least = most - LEAST_WRITTEN * QUEUE_COST
+        for _ in range(len(self.dirty)):
+            if most <= 0 or (most <= least and self.out_of_time()):
                 break
             queue = self.dirty.popleft()
             queue.dirty = False

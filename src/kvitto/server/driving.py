@@ -185,10 +185,10 @@ class Driving(Driver):
         self._syncer.run(commit)
         self._end_sync(commit)
         self.hub.after_sync()
+        self.broker.end_time()
         return True
 
     def _synced(self, commit: Commit) -> None:
-        self.broker.begin_time()
         self.guard(self._end_sync, commit)
         if len(commit.files) > LARGE_COMMIT:
             self.broker.end_time()
@@ -197,6 +197,7 @@ class Driving(Driver):
             self.guard(self._do_turn)
 
     def _end_sync(self, commit: Commit) -> None:
+        self.broker.begin_time()  # input that has waited for this goes on in the turn if there is much of it
         self.store.end_sync(commit)
         if self.store.failed is not None:
             raise self.store.failed
