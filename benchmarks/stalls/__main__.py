@@ -11,6 +11,7 @@ so with `--runs` the medians over the runs are printed and decide, with the leas
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import signal
 import statistics
@@ -27,6 +28,8 @@ from benchmarks.stalls.rows import Row, rows
 PLACE = Path(__file__).resolve().parent.parent.parent / "build" / "bench" / "stalls"
 MARK_MS, MOST_MS = 5.0, 20.0
 CONFIRM_MS = 50.0
+GONE = "gone"
+LARGE_BYTES = 1 << 20
 
 
 WORK_TIMES = 400
@@ -105,7 +108,6 @@ def run(row: Row, pythons: dict[str, Path], place: Path, small: bool) -> dict[st
     """The row on each broker, started anew on an empty directory."""
     found = {}
     for name, python in pythons.items():
-        shutil.rmtree(place, ignore_errors=True)
         broker = Broker(place, python, row.options, row.tls)
         broker.start()
         probe = Probe(broker.uri)
@@ -114,8 +116,22 @@ def run(row: Row, pythons: dict[str, Path], place: Path, small: bool) -> dict[st
         finally:
             probe.close()
             broker.kill()
-            shutil.rmtree(place, ignore_errors=True)
+            put_away(place)
     return found
+
+
+def put_away(place: Path) -> None:
+    """Keep the files of a row until the end of the run, without the contents of large ones.
+
+    For some minutes after thousands of files have gone, ext4 takes milliseconds of CPU to make a new one near them: it looks at each of
+    their inodes (`recently_deleted`). The next row would measure that.
+    """
+    for path in place.rglob("*"):
+        if path.is_file() and path.stat().st_size > LARGE_BYTES:
+            os.truncate(path, 0)
+    gone = place.parent / GONE
+    gone.mkdir(exist_ok=True)
+    place.rename(gone / f"{place.name}.{time.monotonic_ns()}")
 
 
 def fixed_work() -> float:
@@ -156,6 +172,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     pythons = {"old": python_of(args.against)} if args.against else {}
     pythons["new"] = Path(sys.executable)
+    place = args.place.resolve()
+    shutil.rmtree(place, ignore_errors=True)
+    try:
+        return measured(chosen, pythons, place, args)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def measured(chosen: Sequence[Row], pythons: dict[str, Path], place: Path, args: argparse.Namespace) -> int:
+    """Print a line for each row. Returns the exit code."""
     print(HEAD, flush=True)
     missed = 0
     work = []
@@ -163,7 +189,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         began = time.monotonic()
         brokers = {name: Runs() for name in pythons}
         for _ in range(args.runs):
-            for name, found in run(row, pythons, args.place.resolve() / row.name, args.small).items():
+            for name, found in run(row, pythons, place / row.name, args.small).items():
                 brokers[name].found.append(found)
             work += [fixed_work() for _ in range(WORK_TIMES)]
         print(line(row, brokers), flush=True)
