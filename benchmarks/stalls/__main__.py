@@ -29,6 +29,7 @@ PLACE = Path(__file__).resolve().parent.parent.parent / "build" / "bench" / "sta
 MARK_MS, MOST_MS = 5.0, 20.0
 CONFIRM_MS = 50.0
 GONE = "gone"
+"""The directory in `--place` that has the files of earlier runs."""
 LARGE_BYTES = 1 << 20
 
 
@@ -134,6 +135,12 @@ def put_away(place: Path) -> None:
     place.rename(gone / f"{place.name}.{time.monotonic_ns()}")
 
 
+def clear(directories: Sequence[Path]) -> None:
+    """Remove the directories of rows, if they are there."""
+    for directory in directories:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
 def fixed_work() -> float:
     """CPU time in ms of work that is always the same, and takes 0.5 ms where nobody takes the CPU away."""
     began = time.thread_time()
@@ -173,11 +180,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     pythons = {"old": python_of(args.against)} if args.against else {}
     pythons["new"] = Path(sys.executable)
     place = args.place.resolve()
-    shutil.rmtree(place, ignore_errors=True)
+    own = [place / name for name in (GONE, *known)]  # `--place` may have other things in it
+    clear(own)
     try:
         return measured(chosen, pythons, place, args)
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        clear(own)
 
 
 def measured(chosen: Sequence[Row], pythons: dict[str, Path], place: Path, args: argparse.Namespace) -> int:

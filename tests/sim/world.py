@@ -91,6 +91,7 @@ def small_world(seed: int) -> Iterator[None]:
     patch.setattr(onward, "ALONE_BYTES", Random(f"{seed} alone").choice((200, 1 << 20)))
     patch.setattr(store, "SPARE_BYTES", 500)  # most of the time would go by with copies of 1 MiB of zeros
     patch.setattr(definitions, "COMPACT_BYTES", rng.choice((1000, 1 << 20)))
+    patch.setattr(definitions, "WRITTEN_LINES", 3)
     patch.setattr(pieces, "WHOLE_BYTES", rng.choice((0, 150, 400, 2 << 20)))
     patch.setattr(pieces, "SLICE_BYTES", rng.choice((150, 600, 1 << 20)))
     patch.setattr(jobs, "PIECE", rng.choice((20, 100, 500)))

@@ -250,6 +250,7 @@ def test_a_compaction_encodes_few_lines_in_a_step_however_many_changes_come(came
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(definitions, "COMPACT_LINES", 3)
         patch.setattr(definitions, "WRITTEN_LINES", 5)
+        patch.setattr(definitions, "WRITTEN_BYTES", 300)
         disk = SimDisk()
         log = Definitions(disk)
         log.load()

@@ -371,6 +371,7 @@ class Broker(Turning):
 
     def finish(self) -> None:
         """Write and sync everything, for a clean stop. Raises StoreError if that fails."""
+        self.end_time()  # nothing is left to a next turn
         if self.full:
             self.retry_writes()
         self.records.stop()

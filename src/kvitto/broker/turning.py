@@ -1,6 +1,7 @@
 """The turn of a broker: it delivers, writes and settles what has changed since the last one. `broker.py` makes its parts.
 
-`state.py` has the part that queues, channels and connections look at.
+Its costs are estimates in units of about a microsecond of compiled work; a limit by time holds where the machine is slower than that
+(docs/adr/0034). `state.py` has the part that queues, channels and connections look at.
 """
 
 from __future__ import annotations

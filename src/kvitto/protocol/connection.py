@@ -548,7 +548,7 @@ class Connection:
             content = c.content
             if content is None:
                 continue
-            if content.body.n != content.seen or self.stalled or self.choked:
+            if content.body.n != content.seen or self.stalled or self.choked or self.yielded:
                 content.seen, content.since_ms = content.body.n, now_ms
             elif now_ms - content.since_ms > limits.BODY_S * 1000:
                 text = f"nothing of the message begun on channel {c.number} has come for {limits.BODY_S:g} s"
@@ -807,7 +807,8 @@ class Connection:
 
     def beat(self) -> bool:
         """Half a heartbeat interval has passed; False if the peer has been silent for two intervals (W6)."""
-        self.quiet_in = 0 if self.stalled or self.choked else self.quiet_in + 1  # we may not read it: it may be alive
+        unread = self.stalled or self.choked or self.yielded  # it may be alive: we do not look
+        self.quiet_in = 0 if unread else self.quiet_in + 1
         if self.quiet_in > 4:
             return False
         output = self.output

@@ -136,8 +136,8 @@ class Watch:
             consumer, self.looked = channel.late(self.looked, self.seen[0], shorter_ms, longest_ms)
             if consumer is None and self.looked < self.seen[0]:
                 return MORE
-            # Input that is held back by us, as long as publishers are blocked, may have the acks in it.
-            if consumer is not None and not channel.connection.stalled:
+            # Input that we hold back, while publishers are blocked or until a next turn has time for it, may have the acks in it.
+            if consumer is not None and not (channel.connection.stalled or channel.connection.yielded):
                 _close(channel, consumer, self.looked)
         self.seen.append(channel.next_tag)
         return None

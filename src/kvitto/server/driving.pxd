@@ -31,7 +31,7 @@ cdef class Driving(Driver):
     @cython.locals(began=double, now=double)
     cpdef _do_turn(self)
     @cython.locals(idle=bint, calm=bint, pressed=bint, everything=bint, store=Store, pacing=Pacing)
-    cdef _drive_sync(self, double now)
+    cdef _drive_sync(self, double now, bint slow)
     @cython.locals(commit=Commit, commits=GroupCommit, settlements=bint, full=bint, may_be_slow=bint)
     cdef bint _begin(self, bint everything, bint idle) except? 0
     cpdef _end_sync(self, Commit commit)

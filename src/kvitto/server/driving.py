@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ from kvitto.base import ticks
 from kvitto.base.limits import NEW_FILES_PER_COMMIT, SETTLEMENT_LOGS_PER_COMMIT
 from kvitto.protocol.driver import Driver
 from kvitto.protocol.hub import Hub
+from kvitto.server.garbage import collect_young
 from kvitto.server.pacing import Pacing
 from kvitto.store.commit import Commit
 
@@ -34,10 +34,10 @@ WITHOUT = 7
 would be one commit per second with some, as long as every other commit is full of new files."""
 LARGE_COMMIT = 16
 """After a commit with more files than this the turn is a piece of work of its own."""
-TURN_S = 0.003
+TURN_S = 0.002
 """After this time each half of a turn leaves what it can leave to the next one."""
 SYNCS_S = 0.002
-"""After this time a turn starts no further sync in the loop."""
+"""After this time a turn starts no further sync in the loop: behind the sync there is another turn, in the same piece."""
 
 
 def nothing() -> None:
@@ -119,18 +119,17 @@ class Driving(Driver):
         began = ticks.seconds()
         self.hub.turn()
         if self.broker.jobs.waiting:
-            # Python looks at young objects once there are more new ones than freed ones, of any age. While connections or queues go
-            # in thousands that is never, and then at all that were made meanwhile at once.
-            gc.collect(1)
+            collect_young()
         now = ticks.seconds()
         self.broker.latencies.turn.add(int((now - began) * 1e6), 1)
-        self._drive_sync(now)
+        self._drive_sync(now, now - began > SYNCS_S)
         self._arm_timer()
 
-    def _drive_sync(self, now: float) -> None:
+    def _drive_sync(self, now: float, slow: bool) -> None:
+        """Begin the syncs that somebody waits for, and pause and resume publishers. `slow`: the turn has taken long already."""
         store = self.store
         self._heard += self.received
-        idle, self.received = self.received < IDLE_BYTES, 0
+        idle, self.received = self.received < IDLE_BYTES and not slow, 0
         if store.commits.waiting:
             self.pacing.waited(now)
         while (store.commits.waiting or store.commits.rest) and store.commits.running is None and store.failed is None:

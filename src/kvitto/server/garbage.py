@@ -27,6 +27,10 @@ MIDDLE = 2
 time, and each takes 2 us."""
 
 
+BOTH_YOUNG = 1 if sys.version_info < (3, 14) else 0
+"""The generation whose collection looks at the youngest objects and those that have been looked at once, and at no others."""
+_spared = False
+
 LARGE_BLOCK = 4 << 20
 LOOK_S = 0.1
 RELEASED = 8 << 20
@@ -42,15 +46,27 @@ report it for up to a second.
 
 def spare_the_loop() -> None:
     """Collect young objects only, let large bodies grow in place, and let threads get the interpreter soon."""
+    global _spared
     keep_large_memory_apart(LARGE_BLOCK)
     sys.setswitchinterval(SWITCH_S)
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG, MIDDLE, 1 << 30)
+    _spared = True
     unbind_transports()
     release = page_releaser()
     if release is not None:
         buf.discard_with(Waste(release).add)
+
+
+def collect_young() -> None:
+    """Collect young objects now, in a process that only runs a broker. The loop calls this after long work.
+
+    Python looks at young objects once there are more new ones than freed ones, of any age. While connections or queues go in thousands
+    that is never, and then at all that were made meanwhile at once.
+    """
+    if _spared:
+        gc.collect(BOTH_YOUNG)
 
 
 class Waste:

@@ -350,6 +350,7 @@ class Server(Driving):
 
     def _look_after(self) -> None:
         self.broker.read_clock()
+        self.broker.begin_time()
         self._beats += 1
         used_s, self._used_s = self._used_s, time.thread_time()
         quiet = self._heard < QUIET_BYTES and self._used_s - used_s < QUIET_S
@@ -369,3 +370,4 @@ class Server(Driving):
             self.schedule()
         if self.hub.outputs or self.broker.dirty or self.hub.unfinished():
             self.schedule()
+        self.broker.end_time()

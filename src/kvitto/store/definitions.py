@@ -24,8 +24,9 @@ COMPACT_BYTES = 4 << 20
 """A compaction begins when obsolete lines have more bytes than this."""
 COMPACT_LINES = 50
 """A step of a compaction encodes this many lines, which takes about 0.5 ms."""
-WRITTEN_LINES = 1000
-"""A step of a compaction writes this many lines that are encoded already, or twice as many as have come since the step before."""
+WRITTEN_LINES, WRITTEN_BYTES = 1000, 1 << 20
+"""A step of a compaction writes this many lines that are encoded already, and their bytes, or twice as many lines as have come since the
+step before."""
 
 
 class Tracked:
@@ -129,8 +130,15 @@ class Compaction:
             if self._since:
                 yield
         while self._lines:
-            count = max(WRITTEN_LINES, 2 * self._came)  # more than are added between two steps, so that this loop ends
-            self.file.append(b"".join(self._lines.popleft() for _ in range(min(len(self._lines), count))))
+            ready: list[bytes] = []
+            taken = 0
+            # always more than are added between two steps, so that this loop ends
+            while self._lines and (
+                len(ready) < 2 * self._came or (len(ready) < WRITTEN_LINES and taken < WRITTEN_BYTES)
+            ):
+                ready.append(self._lines.popleft())
+                taken += len(ready[-1])
+            self.file.append(b"".join(ready))
             if self._lines:
                 yield
         self.complete = True

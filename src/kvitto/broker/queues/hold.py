@@ -25,6 +25,8 @@ log = logging.getLogger("kvitto.broker")
 
 RANKED_PER_PIECE = 100
 """How many messages of a queue with priorities are released in one piece. Each one is read for its priority."""
+READ_PER_PIECE = 50
+"""How many runs of messages are released in one piece if the queue counts bytes. Their sizes are read from the log."""
 HOLD_MS = 86_400_000
 """How long messages stay held for a group that has left, in ms, since it may come back."""
 
@@ -113,7 +115,7 @@ class Hold:
         left = RANKED_PER_PIECE if ranked else waiting.OFFSETS_PER_PIECE
         few = ranked or self.queue.max_bytes >= 0
         found = []
-        for start, n in islice(runs, waiting.RUNS_PER_PIECE):
+        for start, n in islice(runs, READ_PER_PIECE if self.queue.max_bytes >= 0 else waiting.RUNS_PER_PIECE):
             found.append((start, min(n, left) if few else n))
             left -= n
             if few and left <= 0:

@@ -124,13 +124,12 @@ class Leaving:
     def _may_leave(self) -> bool:
         """Whether messages may still leave in this turn. If not, the next turn continues."""
         broker = self._queue.broker
-        if self._turn != broker.turns:
+        if first := self._turn != broker.turns:
             self._turn, self._left = broker.turns, LEAVING_PER_TURN
-        elif self._left > 0 and broker.out_of_time():
-            self._left = 0
-        if self._left <= 0:
+        may = self._left > 0 and (first or not broker.out_of_time())
+        if not may:
             self._wake_in(0)
-        return self._left > 0
+        return may
 
     def _run(self) -> tuple[Batch | None, int, int]:
         """Find the messages that may leave as one run, and return (batch, index of the first, number).

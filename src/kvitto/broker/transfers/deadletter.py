@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvitto.base.errors import ConnectionError_
 from kvitto.base.limits import PROPERTIES_MAX
 from kvitto.broker import walls
+from kvitto.broker.queues.leaving import AFTER_DELIVERY
 from kvitto.broker.routing.index import PIECE_STEPS
 from kvitto.broker.transfers.parked import DISK, NOBODY, Obstacle
 from kvitto.broker.transfers.reservation import Reservation
@@ -137,11 +138,17 @@ class DeadLetters(walls.Routine):
         self._steps = 0
         self._turn = -1
         """The number of the turn to which these three budgets belong."""
-        self._left = self._behind = False
-        """Whether letters were left when this ran last, and by the turn before this one. Only then the time limits them: P5 says how
-        many are moved at once."""
+        self._left = False
+        """Whether letters were left when this ran last."""
+        self._refused = False
+        """Whether consumers have refused messages since then."""
+        self._by_time = False
+        """Whether the time limits the letters of this turn. It does not if some are of messages that consumers have just refused: P5 says
+        how many are moved at once."""
 
     def add(self, queue: WorkQueue, offset: int, count: int, reason: str) -> None:
+        if reason in AFTER_DELIVERY:
+            self._refused = True
         line = self.moves.setdefault(queue, deque())
         if line and line[-1][2] == reason and line[-1][0] + line[-1][1] == offset:
             first, before, _ = line.pop()
@@ -159,7 +166,9 @@ class DeadLetters(walls.Routine):
         if self._turn != self.broker.turns:
             self._turn = self.broker.turns
             self._letters, self._bytes, self._steps = LETTERS_PER_TURN, IN_FLIGHT_BYTES, STEPS_PER_TURN
-            self._behind = self._left
+            self._by_time = self._left
+        if self._refused:
+            self._refused = self._by_time = False
         parcel = Parcel()
         while self.moves and self._may_send(parcel):
             queue = self._reading if self._reading in self.moves else next(iter(self.moves))
@@ -196,7 +205,7 @@ class DeadLetters(walls.Routine):
 
     def _may_send(self, parcel: Parcel) -> bool:
         left = self._letters > 0 and self._bytes > 0 and self._steps > 0
-        if self._behind and self._letters < LETTERS_PER_TURN and self.broker.out_of_time():
+        if self._by_time and self._letters < LETTERS_PER_TURN and self.broker.out_of_time():
             return False
         return left and self.in_flight + parcel.size < IN_FLIGHT_BYTES
 
