@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import threading
 from collections.abc import Generator
@@ -317,3 +318,47 @@ def test_both_ways_confirm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert places == {"loop", "thread"}
     with Broker(tmp_path) as broker, Connection(broker.url) as connection:
         assert connection.channel().queue_declare("q", passive=True).message_count == 200
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("other", ["a reader", "a name", "nobody"])
+def test_a_file_that_somebody_else_has_is_not_cut_when_it_is_freed(other: str, tmp_path: Path) -> None:
+    """A large file is freed in steps. A reader of it, or a backup that has another name of it, keeps every byte."""
+    path, size = tmp_path / "file", datasync.FREED_BYTES * 2 + 1
+    path.write_bytes(b"x")
+    os.truncate(path, size)
+    if other == "a name":
+        os.link(path, tmp_path / "backup")
+    keeper = os.open(path, os.O_RDONLY) if other == "a reader" else -1
+
+    async def main() -> None:
+        freed = asyncio.Event()
+        syncer = syncer_module.Syncer(asyncio.get_running_loop(), lambda job: None, freed.set)
+        syncer.free(fd)
+        while syncer.freeing:
+            await freed.wait()
+            freed.clear()
+        syncer.stop()
+
+    fd = os.open(path, os.O_RDWR)
+    path.unlink()
+    asyncio.run(asyncio.wait_for(main(), 60))
+    if other == "a name":
+        assert (tmp_path / "backup").stat().st_size == size
+    if other == "a reader":
+        assert os.fstat(keeper).st_size == size
+        os.close(keeper)
+
+
+@pytest.mark.skipif(not hasattr(fcntl, "F_SETLEASE"), reason="only Linux says whether somebody else has a file open")
+def test_a_removed_file_is_cut_in_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasync, "FREED_BYTES", 1000)
+    path = tmp_path / "file"
+    path.write_bytes(bytes(4500))
+    fd = os.open(path, os.O_RDWR)
+    datasync.shorten(fd)
+    assert os.fstat(fd).st_size == 4500
+    path.unlink()
+    datasync.shorten(fd)
+    assert os.fstat(fd).st_size == 500
+    os.close(fd)

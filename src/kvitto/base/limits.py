@@ -45,9 +45,9 @@ FILES_PER_QUEUE = 2
 """A queue needs one for a segment and one for its settlement log."""
 SETTLEMENT_LOGS_PER_COMMIT = 32
 """A commit syncs so many settlement logs, for which nobody waits; a full sync of more takes several commits (server/driving.py)."""
-NEW_FILES_PER_COMMIT = 32
+NEW_FILES_PER_COMMIT = 16
 """A commit has so many new segments before further queues without files wait for the next one (broker/queues/later_writes.py)."""
-LOAD_PER_COMMIT = 128
+LOAD_PER_COMMIT = 64
 """A commit has so many writes, or units of 16 KiB, of queues that yield to others before further ones wait for the next commit."""
 CHANGES_OF_ONE = 32
 """A source of changes, such as the input of a connection in one turn, changes so many queues before further ones yield to others."""

@@ -16,7 +16,7 @@ cdef class TurnState:
     cdef public object dirty, late
     cdef public long long now_ms, now_us, set_back_ms
     cdef public Py_ssize_t written, turns, allowance, left, changes_each, changes_left
-    cdef public bint replaying, clock_is_read, behind, full
+    cdef public bint replaying, clock_is_read, behind, full, somebody_waits
     cdef public double turn_s, ends_at
 
     cpdef begin_time(self)

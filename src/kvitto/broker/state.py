@@ -75,6 +75,10 @@ class TurnState:
         self.ends_at = 0.0
         """When that is, as `ticks.seconds` counts; 0.0 outside of these and without a limit."""
 
+        self.somebody_waits = False
+        """Whether a sync has ended since the last turn, so that peers can be answered, or input has used up its time, so that they have
+        waited already."""
+
     def begin_time(self) -> None:
         """Let a time begin: that of new input, that of timers and the work that was left over, or that of writing."""
         if self.turn_s > 0.0:

@@ -197,6 +197,8 @@ class Connection:
             self.driver.schedule()
         except Exception as error:  # noqa: BLE001 - the wall around this connection's input
             self.contain(error)
+        if begun == 0.0 and broker.out_of_time():
+            broker.somebody_waits = True
         broker.ends_at = begun
 
     def _is_heartbeat(self, p):  # type: ignore[no-untyped-def]

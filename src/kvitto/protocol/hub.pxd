@@ -14,6 +14,7 @@ cdef class Hub:
     cdef public list outputs
     cdef public Confirms confirms
     cdef object _crowds, _yielded
+    cdef bint _puts_off, _is_long
 
     cpdef turn(self)
     cpdef bint unfinished(self) except -1

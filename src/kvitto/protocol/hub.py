@@ -52,6 +52,10 @@ class Hub:
         """Groups of consumers for which there is room again, each with the connection that owns it."""
         self._yielded: deque[Connection] = deque()
         """Connections whose input goes on in the next turn."""
+        self._is_long = False
+        """Whether jobs, and input that goes on, used up their time when they ran last."""
+        self._puts_off = False
+        """Whether this turn leaves them to the next one. It does so once if somebody waits, because answers come behind them."""
         self.connections_made = 0
         self.connections_closed = 0
         self.channels_made = 0
@@ -68,11 +72,15 @@ class Hub:
         broker = self.broker
         if not broker.ends_at:
             broker.begin_time()  # else timers, or the end of a sync, have begun it
-        if broker.jobs.waiting:
-            broker.changes_left = 0  # they are long work
-            walls.run(broker.jobs, broker.jobs.run)
-        if self._yielded:
-            self._go_on()
+        self._puts_off = self._is_long and broker.somebody_waits and not self._puts_off
+        broker.somebody_waits = False
+        if not self._puts_off and (broker.jobs.waiting or self._yielded):
+            if broker.jobs.waiting:
+                broker.changes_left = 0  # they are long work
+                walls.run(broker.jobs, broker.jobs.run)
+            if self._yielded:
+                self._go_on()
+            self._is_long = broker.out_of_time()
         if self._crowds:
             self._serve_crowds()
         self.confirms.note_published()

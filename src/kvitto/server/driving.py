@@ -197,6 +197,7 @@ class Driving(Driver):
 
     def _end_sync(self, commit: Commit) -> None:
         self.broker.begin_time()  # input that has waited for this goes on in the turn if there is much of it
+        self.broker.somebody_waits = True
         self.store.end_sync(commit)
         if self.store.failed is not None:
             raise self.store.failed

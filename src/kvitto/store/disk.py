@@ -426,7 +426,7 @@ class RealDisk:
         """Open a large file that is about to lose its name, so that a thread can free its bytes. Returns -1 for any other file."""
         with contextlib.suppress(OSError):  # the bytes of a file that cannot be opened are freed at once
             if self.remover is not None and os.stat(full).st_size > LARGE_BYTES:
-                return os.open(full, os.O_RDONLY)
+                return os.open(full, os.O_RDWR)  # it is cut in steps
         return -1
 
     def _free(self, fd: int) -> None:
