@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -185,6 +186,62 @@ def test_what_was_confirmed_and_acknowledged_survives_kills_of_both_and_a_promot
     pair.wait()
     assert pair.leader.stop() == 0
     wait_until(lambda: files(pair.place / "one") == files(pair.place / "two"), what="both directories are the same")
+
+
+@pytest.mark.slow
+def test_with_two_in_sync_a_follower_has_all_that_was_confirmed_when_its_leader_dies(pair: Pair) -> None:
+    pair.wait()
+    assert pair.leader.stop() == 0
+    pair.lead(pair.place / "one", "--min-in-sync", "2")
+    publisher = Publisher(pair)
+    try:
+        publisher.more(500)
+        pair.leader.kill()
+    finally:
+        confirmed = publisher.stop()
+    assert pair.follower.stop() == 0
+    assert command("promote", str(pair.place / "two")).returncode == 0
+    pair.lead(pair.place / "two")
+    found = numbers(pair.leader)
+    assert set(confirmed) <= set(found) and len(found) == len(set(found))
+
+
+@pytest.mark.slow
+def test_with_two_in_sync_nothing_is_confirmed_without_a_follower(pair: Pair) -> None:
+    pair.wait()
+    assert pair.leader.stop() == 0
+    pair.lead(pair.place / "one", "--min-in-sync", "2")
+    confirmed = threading.Event()
+
+    def publish() -> None:
+        channel.publish(b"1", "q")
+        confirmed.set()
+
+    def about() -> dict[str, Any]:
+        found: dict[str, Any] = pair.http.get("/api/overview")["kvitto"]
+        return found
+
+    with connect(pair.leader) as connection, connection.channel() as channel:
+        channel.queue("q", durable=True)
+        channel.publish(b"0", "q")
+        pair.follower.kill()
+        wait_until(lambda: about()["publishers_blocked"], what="publishers are blocked")
+        assert about()["followers"] == [] and about()["min_in_sync"] == 2
+        syncs, thread = about()["syncs"], threading.Thread(target=publish)
+        thread.start()
+        try:
+            wait_until(lambda: about()["syncs"] > syncs, what="the message is synced here")
+            assert not confirmed.is_set()
+        finally:
+            pair.follow(pair.place / "two")
+            thread.join()
+        assert confirmed.is_set()
+        wait_until(lambda: not about()["publishers_blocked"], what="publishers may go on")
+    assert (
+        "publishers are blocked: low on followers: 0 in sync, and nothing is confirmed before 1 is" in pair.leader.log()
+    )
+    assert pair.leader.stop() == 0
+    assert pair.follower.stop() == 0
 
 
 def files(data: Path) -> dict[str, bytes]:

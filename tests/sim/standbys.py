@@ -3,6 +3,9 @@
 The leader is a real broker on a disk with a tap, the follower a real one on another simulated disk, and between them are bytes that come in
 pieces, late, damaged, or not at all. Whenever the follower comes to a place of the stream where it is known what the leader's client had
 been told, its disk is promoted as it is, and as a power cut would leave it, and a broker starts on it.
+
+In half of the runs the leader confirms only what the follower has synced (`Gate`). Then the follower is promoted at any moment, and has
+all that the client has been told until then.
 """
 
 from __future__ import annotations
@@ -20,10 +23,11 @@ from kvitto.cluster import follower as followers
 from kvitto.cluster import link as links
 from kvitto.cluster import ring as rings
 from kvitto.cluster.follower import Follower
+from kvitto.cluster.gate import Gate
 from kvitto.cluster.handshake import Refused
 from kvitto.cluster.link import Behind, Leader, Link
 from kvitto.cluster.promotion import promote
-from kvitto.cluster.records import Record, StreamError
+from kvitto.cluster.records import Kind, Record, StreamError
 from kvitto.cluster.ring import Ring
 from kvitto.cluster.state import begin_history, read_following
 from kvitto.cluster.tapping import TapDisk
@@ -42,6 +46,7 @@ KEY = b"0123456789abcdef"
 RINGS = (2_000, 20_000, 1 << 26)
 """Bytes of the ring: a follower soon falls out of the first one."""
 SNAPSHOTS_MAX = 200
+LOSSES = 0.2
 CRASHES = 0.03
 """How often the follower fails at a step while files are compared, the most delicate time."""
 
@@ -65,13 +70,31 @@ class Leading(ProtocolHarness):
         self.leader.session = standby.new_session()
         self.leader.history = begin_history(self.tapped)
         standby.leader, standby.link = self.leader, None
+        if standby.gated:
+            standby.catch_up_at_rest()
+            commits = self.store.commits
+            standby.gate = Gate(1, commits.allow)
+            commits.allow(commits.syncs)
 
     def _start(self) -> None:
+        self.standby.gate = None
+        self.synced = 0
         self.store.commits.begun = self.begun
         super()._start()
 
     def begun(self, commit: Commit) -> None:
+        before = self.ring.next
         self.tapped.sync_point(commit.files, commit.dirs)
+        if self.ring.next > before:
+            self.synced = self.ring.next
+        if self.standby.gate is not None:
+            self.standby.gate.begun(commit.number, self.synced)
+
+    def settle_down(self) -> None:
+        super().settle_down()
+        while self.standby.gate is not None and (self.store.commits.behind or not self.standby.caught_up()):
+            self.standby.catch_up_at_rest()
+            super().settle_down()
 
     def end_sync(self, job: Commit) -> None:
         super().end_sync(job)
@@ -101,6 +124,9 @@ class Standby:
         self.result = result
         self.part = part
         self.rng = Random(f"{world.seed} standby")
+        self.gated = Random(f"{world.seed} gate").random() < 0.5
+        self.gate: Gate | None = None
+        """Which commits the leader may announce, None as long as it waits for nobody."""
         self.disk = SimDisk(1000)
         self.disk.linking = True
         self.leader: Leader | None = None
@@ -148,8 +174,16 @@ class Standby:
                 self.disk.full = True
                 self.some(4)
                 self.disk.full = False
+            elif choice < 0.6 + LOSSES * self.part:
+                self.lose()
         if self.result.findings:
             raise Shown
+
+    def lose(self) -> None:
+        """The leader is lost now. If it waits for its follower, that one has all that has been told."""
+        if self.gate is not None and self.follower.following.complete:
+            self.result.notes["losses"] += 1
+            self.check(self.world.ledger, self.world.clock)
 
     def cut(self) -> None:
         """The connection breaks. What was on its way is lost, from any byte on."""
@@ -217,6 +251,12 @@ class Standby:
             self.deliver(1 << 20)
         raise AssertionError("the follower never catches up")
 
+    def catch_up_at_rest(self) -> None:
+        """The leader has nothing to do for a while, and says so. The follower syncs everything."""
+        assert self.leader is not None
+        self.leader.ring.put(Kind.TIME, 0, 0, ())
+        self.catch_up()
+
     def caught_up(self) -> bool:
         assert self.leader is not None
         follower = self.follower
@@ -263,6 +303,9 @@ class Standby:
                 except (Refused, StreamError):
                     assert self._damaged, "the leader refuses what nothing has damaged"
                     self.cut()
+                    return
+                if self.gate is not None:
+                    self.gate.look(self.leader.links)
 
     # -- what must hold --------------------------------------------------------------------------------------
 
@@ -324,8 +367,15 @@ class StandbyRun(SimulatedRun):
         return Leading(self.disk, self.clock, self.standby)
 
     def end(self, kind: str) -> None:
+        standby = self.standby
+        if kind == "order":
+            self.actor.rest()
+            standby.gate = None
+            self.harness.store.commits.allow(None)  # as the server does once its clients are gone
         self.swaps = kind != "order" and self.rng.random() < 0.5
-        if self.swaps:
+        if self.swaps and standby.gate is not None and standby.follower.following.complete and self.rng.random() < 0.7:
+            standby.result.notes["promotions at once"] += 1
+        elif self.swaps:
             self.actor.rest()
             with finding(self.standby.result, "before a promotion"):
                 self.standby.catch_up()

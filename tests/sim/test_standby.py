@@ -9,6 +9,7 @@ import pytest
 from kvitto.base.errors import StoreFull
 from kvitto.cluster import follower
 from kvitto.cluster.follower import Copy, Follower
+from kvitto.cluster.gate import Gate
 from kvitto.cluster.link import Link
 from kvitto.cluster.records import Kind, Record
 from kvitto.cluster.state import Following, write_following
@@ -105,6 +106,11 @@ def no_end(self: Follower, node: Copy, length: int) -> None:
     node.original = 0
 
 
+def wait_for_nothing(self: Gate, number: int, place: int) -> None:
+    """Take what a follower has acknowledged for all that a commit covers."""
+    self._begun.append((number, 0))
+
+
 sync, apply = Follower._sync, Follower._apply
 send_file, look = Link._send_file, Link._look
 
@@ -124,6 +130,7 @@ send_file, look = Link._send_file, Link._look
         (TapDisk, "rename", rename_quietly),
         (Follower, "_apply", leave_out),
         (Follower, "_end_of_file", no_end),
+        (Gate, "begun", wait_for_nothing),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )

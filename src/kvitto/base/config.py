@@ -89,6 +89,8 @@ class Config:
     """The address HOST:PORT of the broker that this process follows; "" means that it is a broker itself."""
     cluster_key: Path | None = None
     """A file with the key that a broker and its followers share."""
+    min_in_sync: int = 1
+    """How many nodes have synced what is confirmed: this broker and so many followers less one. With fewer, publishers wait."""
     limits: Mapping[str, float] = field(default_factory=dict)
     """Values of `kvitto.base.limits.Limits` that differ from the defaults, by name."""
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
@@ -157,6 +159,8 @@ class Config:
             raise ConfigError(f"--{'followers' if self.followers else 'follow'} needs --cluster-key")
         if self.cluster_key is not None and not (self.followers or self.follow):
             raise ConfigError("--cluster-key needs --followers or --follow")
+        if self.min_in_sync > 1 and not self.followers:
+            raise ConfigError("--min-in-sync needs --followers: a broker is in sync with itself")
         if self.followers and not self.sync:
             raise ConfigError("--followers needs --sync on: followers sync where the broker does")
 
@@ -237,7 +241,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"{f'; is it {alike[0]}?' if alike else ';'} known are {', '.join(names)}"
 
 
-COUNTS = {"max_connections": 1 << 31, "max_channels": limits.CHANNEL_MAX, "max_queues": 1 << 31}
+COUNTS = {"max_connections": 1 << 31, "max_channels": limits.CHANNEL_MAX, "max_queues": 1 << 31, "min_in_sync": 17}
 PORTS = ("port", "http_port", "tls_port", "https_port")
 TYPES: dict[str, tuple[type, ...]] = {
     "data_dir": (str,),
@@ -268,6 +272,7 @@ TYPES: dict[str, tuple[type, ...]] = {
     "followers": (str,),
     "follow": (str,),
     "cluster_key": (str,),
+    "min_in_sync": (int,),
 }
 SWITCHES = ("sync", "foreign_hashes")
 """Settings that are on or off, in words."""

@@ -93,6 +93,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="be a warm standby of the broker there, with --cluster-key; serve no clients",
     )
     add("--cluster-key", type=path, metavar="FILE", help="file with the key that a broker and its followers share")
+    add(
+        "--min-in-sync",
+        type=int,
+        metavar="N",
+        help="confirm what N nodes have synced, this broker and N - 1 followers (default: 1)",
+    )
 
 
 def config_of(args: argparse.Namespace, environ: Mapping[str, str]) -> Config:

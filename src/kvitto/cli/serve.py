@@ -77,6 +77,7 @@ async def serve(config: Config) -> int:
     server, notify = Server(config), Notify(os.environ)
     if not compiled() and (advice := how_to_compile()):
         log.warning("running interpreted, much slower: %s", advice)
+    server.when_opened = spare_the_loop
     try:
         await server.start()
     except OSError as error:
@@ -104,7 +105,6 @@ async def serve(config: Config) -> int:
     loop.add_signal_handler(signal.SIGHUP, reload)
     if not config.sync:
         log.warning("--sync off: a confirm survives a crash of this process, not of the machine")
-    spare_the_loop()
     server.when_idle = clean_up
     print(ready(server), flush=True)
     notify.ready(ready(server))

@@ -142,7 +142,11 @@ def kvitto(call: Call) -> dict[str, Any]:
         "syncs": host.store.commits.syncs,
         "alarms": len(call.api.alarms),
         "publishers_blocked": host.hub.alarms.blocked is not None,
-        **({"followers": followers(call)} if call.sees_all and host.followers is not None else {}),
+        **(
+            {"min_in_sync": host.config.min_in_sync, "followers": followers(call)}
+            if call.sees_all and host.followers is not None
+            else {}
+        ),
     }
 
 

@@ -178,6 +178,8 @@ class Driving(Driver):
         commit = self.store.begin_sync(everything, SETTLEMENT_LOGS_PER_COMMIT if settlements else 0)
         self._quick = 0 if settlements or full else min(self._quick + 1, QUICK)
         self._without = 0 if settlements else min(self._without + 1, WITHOUT)
+        if commits.allowed is not None:
+            idle = False  # while this machine syncs, the loop sends to the followers what they have to sync
         if (commit.files or commit.dirs) and not (idle and self._syncer.is_short(commit)):
             self._syncer.submit(commit)
             return False
@@ -204,6 +206,16 @@ class Driving(Driver):
         self.pacing.measured(commit.size, commit.seconds)
         if commit.files or commit.dirs:
             self.broker.latencies.sync.add(int(commit.seconds * 1e6), 1)
+
+    def allow(self, number: int | None) -> None:
+        """Announce the commits up to this number, which enough followers have synced (`GroupCommit.allow`)."""
+        self.guard(self._allow, number)
+
+    def _allow(self, number: int | None) -> None:
+        self.broker.begin_time()  # as in `_end_sync`
+        self.store.commits.allow(number)
+        self.broker.end_time()
+        self.schedule()
 
     def _arm_timer(self) -> None:
         due = self.broker.timers.next_ms

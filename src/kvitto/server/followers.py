@@ -12,10 +12,12 @@ import logging
 import os
 import socket
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from kvitto.base.config import Config, address
 from kvitto.base.errors import StoreError
+from kvitto.cluster.gate import Gate, in_sync
 from kvitto.cluster.handshake import Refused, read_key
 from kvitto.cluster.link import Behind, Leader, Link
 from kvitto.cluster.records import CHUNK_BYTES, Kind, StreamError
@@ -40,6 +42,7 @@ SHOW_BYTES = 1 << 20
 """A follower that is further behind than this is logged every SHOW_S."""
 FINISH_S = 5.0
 """At the end a follower gets this much time to take what is left."""
+LOOK_S = 0.02
 
 
 class Followers:
@@ -56,6 +59,13 @@ class Followers:
         self._beat: asyncio.TimerHandle | None = None
         self._seen = self._shown = 0
         self._reader = ThreadPoolExecutor(1, "kvitto-followers")
+        self._needed = config.min_in_sync - 1
+        """How many followers have to be in sync before anything is confirmed."""
+        self._gate: Gate | None = None
+        self._commits: GroupCommit
+        self._synced = 0
+        """The place of the stream behind the latest sync point."""
+        self._block: Callable[[str | None, str], None] = nobody
 
     @property
     def address(self) -> str:
@@ -71,9 +81,44 @@ class Followers:
         self._leader.history = begin_history(self.disk)
 
         def begun(commit: Commit) -> None:
+            before = self.ring.next
             self.disk.sync_point(commit.files, commit.dirs)
+            if self.ring.next > before:
+                self._synced = self.ring.next
+            if self._gate is not None:
+                self._gate.begun(commit.number, self._synced)
 
+        self._commits = commits
         commits.begun = begun
+
+    # -- who has to be in sync ---------------------------------------------------------------------------------------
+
+    async def wait_in_sync(self) -> None:
+        """Wait until enough followers have all that is here. Nobody may be told of it before (R5)."""
+        if not self._needed:
+            return
+        log.info("followers are accepted at %s; clients are served when %s", self.address, few(self._needed))
+        place = self._tell_time() + 1
+        while sum(link.acknowledged >= place for link in in_sync(self.links)) < self._needed:
+            await asyncio.sleep(LOOK_S)
+
+    def close_gate(self, allow: Callable[[int | None], None], block: Callable[[str | None, str], None]) -> None:
+        """From now on have only those commits announced that enough followers have synced, and block publishers while there are fewer."""
+        if self._needed:
+            self._gate, self._block = Gate(self._needed, allow), block
+            allow(self._commits.syncs)
+
+    def open_gate(self) -> None:
+        """There are no clients any more who could be told anything."""
+        self._gate = None
+        self._commits.allow(None)
+
+    def _look_who_is_in_sync(self) -> None:
+        if self._gate is None:
+            return
+        count = len(in_sync(self.links))
+        text = f"low on followers: {count} in sync, and nothing is confirmed before {few(self._needed)}"
+        self._block(text if count < self._needed else None, "followers")
 
     async def listen(self) -> None:
         """Listen for followers. Raise OSError if that is not possible."""
@@ -89,6 +134,7 @@ class Followers:
         """Four times a second: show followers that the leader is there, and log those that are behind once a minute."""
         loop = asyncio.get_running_loop()
         self._beat = loop.call_later(TIME_S, self._every_time)
+        self._look_who_is_in_sync()
         if self._leader.links and self._seen == self.ring.next:
             self._tell_time()
         self._seen = self.ring.next
@@ -170,6 +216,8 @@ class Followers:
         try:
             while data := await reader.read(READ_BYTES):
                 link.take(data)
+                if self._gate is not None:
+                    self._gate.look(self.links)
                 wake.set()
             raise EOFError
         finally:
@@ -200,10 +248,23 @@ class Followers:
                 log.info("follower %s is %s", link.where, state)
 
 
+def few(count: int) -> str:
+    return f"{count} {'is' if count == 1 else 'are'} in sync"
+
+
+def nobody(_reason: str | None, _alarm: str) -> None:
+    """Nobody is blocked because of followers."""
+
+
 def set_up(writer: asyncio.StreamWriter) -> None:
     writer.transport.set_write_buffer_limits(BUFFER_BYTES)
     sock = writer.get_extra_info("socket")
-    if sock is not None and hasattr(socket, "TCP_USER_TIMEOUT"):
+    if sock is None:
+        return
+    sock.setsockopt(
+        socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
+    )  # asyncio does it only where the socket names its protocol
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_MS)
 
 

@@ -84,6 +84,8 @@ class Server(Driving):
         self._idle_s = 0
         self._used_s = 0.0
         """The CPU time of the loop until the last beat."""
+        self.when_opened: Callable[[], None] = nothing
+        """Called once the data directory is open, before anybody can connect."""
         self.when_idle: Callable[[], None] = nothing
         """Called when the broker has been idle for IDLE_S, and when memory is low."""
         self._clean_at = 0
@@ -148,14 +150,17 @@ class Server(Driving):
         self._syncer = Syncer(self._loop, self._synced, self.schedule)
         self.store.disk.remover = self._syncer
         config = self.config
+        self.when_opened()
         try:
+            if self.followers is not None:
+                await self.followers.listen()
+                await self.followers.wait_in_sync()
+                self.followers.close_gate(self.allow, self.hub.alarms.block)
             self.port = await self._listen(config.port)
             if config.tls_port is not None:
                 self.tls_port = await self._listen(config.tls_port, self._tls)
             if config.http_port is not None or config.https_port is not None:
                 await self._listen_for_http()
-            if self.followers is not None:
-                await self.followers.listen()
         except OSError:
             await self.stop()
             raise
@@ -304,6 +309,8 @@ class Server(Driving):
             self.store.disk.remover = None
         try:
             if self._error is None:
+                if self.followers is not None:
+                    self.followers.open_gate()
                 self.broker.finish()
             self.store.shut()
             if self.followers is not None:

@@ -45,6 +45,7 @@ cdef class GroupCommit:
     cpdef when_announced(self, object callback, bint messages=*)
 
 cdef _call_back(Commit commit)
+cdef bint _has_news(Commit commit) except -1
 cdef _tell(Commit commit)
 @cython.locals(end="unsigned long long")
 cdef _announce(Commit commit)

@@ -415,6 +415,8 @@ class GroupCommit:
 
     def announce(self, commit: Commit) -> None:
         """Announce a commit whose stage one is complete as soon as that is allowed, and not before the commits that ended before it."""
+        if self.allowed is not None and not _has_news(commit):
+            return  # without this, commits of acks would be gathered as long as no replica is there
         self._unannounced.append(commit)
         self.allow(self.allowed)
 
@@ -437,6 +439,11 @@ def _call_back(commit: Commit) -> None:
         callback()
     for callback in commit.unhurried:
         callback()
+
+
+def _has_news(commit: Commit) -> bool:
+    """Whether peers are told anything once the commit is announced. One whose callbacks are put off is announced with the next one."""
+    return commit.earlier is not None or (not commit.put_off and bool(commit.segments or commit.announcements))
 
 
 def _tell(commit: Commit) -> None:
