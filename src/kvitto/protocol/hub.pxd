@@ -14,8 +14,10 @@ cdef class Hub:
     cdef public list outputs
     cdef public Confirms confirms
     cdef object _crowds, _yielded
-    cdef bint _puts_off, _is_long
+    cdef bint _is_long
+    cdef int _put_off
 
+    @cython.locals(puts_off=bint)
     cpdef turn(self)
     cpdef bint unfinished(self) except -1
     cpdef after_sync(self)

@@ -28,6 +28,8 @@ WRITE_COST = 3000
 """What a turn may write, in units of about a microsecond."""
 INPUT_COST = 3000
 """What a turn may spend on input that was left over, in the same units."""
+PUT_OFF_MAX = 2
+"""So many turns may leave jobs, and input that goes on, to the next one."""
 ROUNDS = 3
 """How many more times a turn delivers to connections whose sockets have just taken a full output.
 
@@ -54,8 +56,8 @@ class Hub:
         """Connections whose input goes on in the next turn."""
         self._is_long = False
         """Whether jobs, and input that goes on, used up their time when they ran last."""
-        self._puts_off = False
-        """Whether this turn leaves them to the next one. It does so once if somebody waits, because answers come behind them."""
+        self._put_off = 0
+        """How many turns have left them to the next one, since they ran last, because somebody waits: answers come behind them."""
         self.connections_made = 0
         self.connections_closed = 0
         self.channels_made = 0
@@ -72,9 +74,10 @@ class Hub:
         broker = self.broker
         if not broker.ends_at:
             broker.begin_time()  # else timers, or the end of a sync, have begun it
-        self._puts_off = self._is_long and broker.somebody_waits and not self._puts_off
+        puts_off = self._is_long and broker.somebody_waits and self._put_off < PUT_OFF_MAX
+        self._put_off = self._put_off + 1 if puts_off else 0
         broker.somebody_waits = False
-        if not self._puts_off and (broker.jobs.waiting or self._yielded):
+        if not puts_off and (broker.jobs.waiting or self._yielded):
             if broker.jobs.waiting:
                 broker.changes_left = 0  # they are long work
                 walls.run(broker.jobs, broker.jobs.run)
