@@ -56,12 +56,19 @@ def test_a_second_start_on_the_same_directory_is_refused(tmp_path: Path) -> None
         assert server.process.poll() is None
 
 
-@pytest.mark.parametrize("option", ["--port", "--http-port"])
+@pytest.mark.parametrize("option", ["--port", "--http-port", "--followers"])
 def test_a_port_that_is_taken_is_named(tmp_path: Path, option: str) -> None:
+    key = tmp_path / "key"
+    key.write_text("0123456789abcdef")
+    key.chmod(0o600)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         arguments = {"--port": "0", "--http-port": "0", option: port}
-        result = kvitto("serve", "--data-dir", str(tmp_path), *(part for pair in arguments.items() for part in pair))
+        if option == "--followers":
+            arguments |= {option: f"127.0.0.1:{port}", "--cluster-key": str(key)}
+        result = kvitto(
+            "serve", "--data-dir", str(tmp_path / "data"), *(part for pair in arguments.items() for part in pair)
+        )
     assert (result.returncode, result.stdout) == (1, "")
     reason = f"127.0.0.1:{port}: address already in use (is another broker running? choose another {option})"
     assert result.stderr.splitlines()[-1] == f"kvitto: cannot listen on {reason}"

@@ -18,10 +18,12 @@ import pytest
 
 import kvitto
 from kvitto.base.config import ConfigError
+from kvitto.client import Connection
 from kvitto.client.blocking.connection import SyncConnection
 from kvitto.client.errors import AMQPError
 from kvitto.cluster.handshake import read_key
 from kvitto.store import paths
+from kvitto.store.store import IN_ORDER
 from tests.cli.process import kvitto as command
 from tests.crash.serve import STOP_S, Served
 from tests.http.api import Http
@@ -242,6 +244,57 @@ def test_with_two_in_sync_nothing_is_confirmed_without_a_follower(pair: Pair) ->
     )
     assert pair.leader.stop() == 0
     assert pair.follower.stop() == 0
+
+
+@pytest.mark.slow
+def test_with_two_in_sync_a_flood_waits_for_a_follower_that_stands_still(pair: Pair) -> None:
+    """If it were lost to the ring it would have to compare its files, and nobody could promote it meanwhile."""
+    pair.wait()
+    assert pair.leader.stop() == 0
+    pair.lead(pair.place / "one", "--min-in-sync", "2")
+
+    def flood() -> None:
+        with Connection(f"amqp://guest:guest@127.0.0.1:{pair.leader.port}/") as connection:
+            channel = connection.channel()
+            channel.queue_declare("q", durable=True)
+            started.set()
+            for _ in range(200):
+                channel.publish(bytes(1 << 20), routing_key="q")
+            channel.queue_declare("q", durable=True)
+
+    started, thread = threading.Event(), threading.Thread(target=flood)
+    thread.start()
+    started.wait()
+    os.kill(pair.follower.process.pid, signal.SIGSTOP)
+    try:
+        wait_until(
+            lambda: pair.http.get("/api/overview")["kvitto"]["publishers_blocked"], what="publishers are blocked"
+        )
+    finally:
+        os.kill(pair.follower.process.pid, signal.SIGCONT)
+        thread.join()
+    pair.wait()
+    assert "has to compare its files again" not in pair.leader.log()
+    assert pair.leader.stop() == 0
+
+
+@pytest.mark.slow
+def test_a_start_that_waits_for_a_follower_can_be_ended_in_order(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("0123456789abcdef")
+    key.chmod(0o600)
+    arguments = ["serve", "--data-dir", str(tmp_path / "data"), "--port", "0", "--http-port", "0"]
+    arguments += ["--followers", "127.0.0.1:0", "--cluster-key", str(key), "--min-in-sync", "2"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "kvitto.cli.main", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None and process.stdout is not None
+        while "clients are served when 1 is in sync" not in (line := process.stderr.readline()):
+            assert line, "the start has ended"
+        process.terminate()
+        assert process.wait(STOP_S) == 0
+        assert process.stdout.read() == ""
+    assert len((tmp_path / "data" / paths.BOOT).read_bytes()) == len(IN_ORDER)
 
 
 def files(data: Path) -> dict[str, bytes]:

@@ -78,17 +78,16 @@ class Leading(ProtocolHarness):
 
     def _start(self) -> None:
         self.standby.gate = None
-        self.synced = 0
         self.store.commits.begun = self.begun
         super()._start()
 
     def begun(self, commit: Commit) -> None:
         before = self.ring.next
         self.tapped.sync_point(commit.files, commit.dirs)
-        if self.ring.next > before:
-            self.synced = self.ring.next
         if self.standby.gate is not None:
-            self.standby.gate.begun(commit.number, self.synced)
+            if self.ring.next == before:
+                self.ring.put(Kind.TIME, 0, 0, ())
+            self.standby.gate.begun(commit.number, self.ring.next)
 
     def settle_down(self) -> None:
         super().settle_down()
@@ -304,7 +303,7 @@ class Standby:
                     assert self._damaged, "the leader refuses what nothing has damaged"
                     self.cut()
                     return
-                if self.gate is not None:
+                if back and self.gate is not None:
                     self.gate.look(self.leader.links)
 
     # -- what must hold --------------------------------------------------------------------------------------

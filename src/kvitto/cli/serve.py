@@ -77,13 +77,28 @@ async def serve(config: Config) -> int:
     server, notify = Server(config), Notify(os.environ)
     if not compiled() and (advice := how_to_compile()):
         log.warning("running interpreted, much slower: %s", advice)
-    server.when_opened = spare_the_loop
+    loop = asyncio.get_running_loop()
+
+    def give_up() -> None:
+        if server.followers is not None:
+            server.followers.given_up = True
+
+    def opened() -> None:
+        spare_the_loop()
+        if config.min_in_sync > 1:  # the rest of the start may take days
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, give_up)
+
+    server.when_opened = opened
     try:
         await server.start()
     except OSError as error:
         print(f"kvitto: {cannot_listen(server, error)}", file=sys.stderr)
         return 1
-    loop = asyncio.get_running_loop()
+    if server.followers is not None and server.followers.given_up:
+        log.info("stopped before it served anybody")
+        await server.stop()
+        return 0
     stopping: list[asyncio.Task[None]] = []
 
     def stop() -> None:
@@ -133,11 +148,11 @@ def cannot_listen(server: Server, error: OSError) -> str:
     """Say why the first missing listener could not be opened: they are opened in this order."""
     config = server.config
     listeners = (
+        ("--followers", config.followers, config.followers or None, server.followers and server.followers.port),
         ("--port", config.host, config.port, server.port),
         ("--tls-port", config.host, config.tls_port, server.tls_port),
         ("--http-port", config.http_host, config.http_port, server.http_port),
         ("--https-port", config.http_host, config.https_port, server.https_port),
-        ("--followers", config.followers, config.followers or None, server.followers and server.followers.port),
     )
     option, where = next(
         (name, error.filename or f"{in_url(host)}:{wanted}")

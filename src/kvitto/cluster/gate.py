@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterable
 
 from kvitto.cluster.link import Link
 
+BEGUN_MAX = 1000
+"""So many commits are told apart. Further ones are allowed together."""
+
 
 class Gate:
     """Calls `allow` with the number of the last commit that so many followers have synced.
@@ -22,7 +25,10 @@ class Gate:
 
     def begun(self, number: int, place: int) -> None:
         """A commit has begun. Whoever has acknowledged `place` has synced all that it covers."""
-        self._begun.append((number, place))
+        if len(self._begun) < BEGUN_MAX:
+            self._begun.append((number, place))
+        else:  # no follower may come for days, and a commit may wait for a later place
+            self._begun[-1] = number, place
 
     def look(self, links: Iterable[Link]) -> None:
         """Allow the commits that enough followers have acknowledged."""

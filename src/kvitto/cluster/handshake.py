@@ -24,6 +24,8 @@ from kvitto.cluster.records import Nonces, StreamError
 
 MAGIC = b"KVITREP1"
 VERSION = 1
+REASON_MAX = 500
+"""The most characters of a reason that the other side gives."""
 MESSAGE_BYTES_MAX = 1 << 16
 LENGTH_BYTES = 4
 NONCE_BYTES = 32
@@ -99,12 +101,13 @@ class Inbox:
         data, self.rest = self.rest[LENGTH_BYTES : LENGTH_BYTES + length], self.rest[LENGTH_BYTES + length :]
         try:
             found = json.loads(data)
-        except ValueError:
+            json.dumps(found, ensure_ascii=False).encode()  # half a surrogate cannot be covered by a proof
+        except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict):
             raise StreamError("a message that cannot be read")
         if "refused" in found:
-            raise Refused(str(found["refused"]))
+            raise Refused(str(found["refused"])[:REASON_MAX])
         return found
 
 

@@ -14,7 +14,7 @@ have been sent, and all records up to that moment, the follower has what the lea
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from kvitto.cluster import handshake
@@ -49,6 +49,11 @@ class Behind(Exception):
     """The ring has dropped records that have to be sent. The connection ends, and in the next one the follower compares its files."""
 
 
+def never(_link: Link) -> bool:
+    """Nobody looks how long a connection has been silent."""
+    return False
+
+
 class Leader:
     """What all links of a leader share."""
 
@@ -60,6 +65,8 @@ class Leader:
         self.session = handshake.nonce()
         """A random id of this run of the leader. Places count from its beginning."""
         self.links: list[Link] = []
+        self.is_silent: Callable[[Link], bool] = never
+        """Whether nothing has come from a follower for longer than a live one is silent. Its process, or its machine, is gone."""
 
 
 class Link:
@@ -150,7 +157,7 @@ class Link:
         for other in leader.links:
             if other is self or other.member != self.member:
                 continue
-            if other.process == self.process:
+            if other.process == self.process or leader.is_silent(other):
                 other.replaced = True
             else:
                 self._refuse(

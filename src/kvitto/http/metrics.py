@@ -118,7 +118,9 @@ def of_server(api: Api, totals: Totals) -> Iterable[list[str]]:
         *(f'kvitto_refused_total{{limit="{name}"}} {count}' for name, count in broker.refused.items()),
     ]
     yield gauge(
-        "kvitto_publishers_blocked", "1: low on disk or memory, publishers wait.", int(hub.alarms.blocked is not None)
+        "kvitto_publishers_blocked",
+        "1: publishers wait, for disk, memory or followers.",
+        int(hub.alarms.blocked is not None),
     )
     yield gauge("kvitto_memory_alarm", "1: publishers wait for memory.", int("memory" in hub.alarms.reasons))
     low = bool({"disk", "room"} & hub.alarms.reasons.keys())

@@ -1,4 +1,4 @@
-"""Alarms that block publishers: the disk is nearly full, a write was refused, or memory is low (D4)."""
+"""Alarms that block publishers: the disk is nearly full, a write was refused, memory is low, or too few followers are in sync (D4)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Alarms:
     def __init__(self, connections: Iterable[Connection]) -> None:
         self._connections = connections
         self.reasons: dict[str, str] = {}
-        """Why publishers are blocked: "disk", "room" (a write was refused) or "memory" -> a sentence."""
+        """Why publishers are blocked: "disk", "room" (a write was refused), "memory" or "followers" -> a sentence."""
 
     @property
     def blocked(self) -> str | None:

@@ -3,6 +3,7 @@ cdef extern from * nogil:
     """
     #include <errno.h>
     #include <fcntl.h>
+    #include <signal.h>
     #include <stdint.h>
     #include <sys/stat.h>
     #include <time.h>
@@ -51,8 +52,11 @@ cdef extern from * nogil:
         const off_t step = 16 << 20;
         const struct timespec pause = {0, 2000000};
         struct stat s;
-        if (fstat(fd, &s) == 0 && s.st_nlink == 0 && fcntl(fd, F_SETLEASE, F_WRLCK) == 0)
+        fcntl(fd, F_SETSIG, SIGURG);  /* SIGIO, the usual signal to the holder of a lease, would end the process */
+        if (fstat(fd, &s) == 0 && s.st_nlink == 0 && fcntl(fd, F_SETLEASE, F_WRLCK) == 0) {
+            fcntl(fd, F_SETLEASE, F_UNLCK);
             while (s.st_size > step && ftruncate(fd, s.st_size -= step) == 0) nanosleep(&pause, NULL);
+        }
     #endif
         close(fd);
     }

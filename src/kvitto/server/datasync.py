@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import signal
 import struct
 import time
 from contextlib import suppress
@@ -53,7 +54,11 @@ def shorten(fd: int) -> None:
     left = state.st_size
     if state.st_nlink or not hasattr(fcntl, "F_SETLEASE"):
         return
+    fcntl.fcntl(
+        fd, fcntl.F_SETSIG, signal.SIGURG
+    )  # SIGIO, the usual signal to the holder of a lease, would end the process
     fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+    fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     while left > FREED_BYTES:
         left -= FREED_BYTES
         os.ftruncate(fd, left)

@@ -67,6 +67,8 @@ class Driving(Driver):
         self._without = 0
         """How many commits there were since the last one with settlement logs, up to WITHOUT."""
         self.pacing = Pacing()
+        self.lagging = False
+        """Whether followers that confirms wait for are far behind."""
         self.received = 0
         """The bytes received since the last turn."""
         self._heard = 0
@@ -144,12 +146,12 @@ class Driving(Driver):
         pacing = self.pacing
         # there is nothing to pause or resume: checked here, because this is so in most turns of applications that
         # publish one by one
-        calm = not (store.commits.unsynced or pacing.fast or pacing.throttled or store.pressed)
+        calm = not (store.commits.unsynced or pacing.fast or pacing.throttled or store.pressed or self.lagging)
         if not calm and store.syncing and store.failed is None:
             if pacing.over_budget(store.commits.unsynced, now) and store.commits.running is None:
                 store.commits.when_synced(nothing, True)
                 self._begin(False, False)
-            pressed = pacing.look(store.commits.unsynced, now)
+            pressed = pacing.look(store.commits.unsynced, now, self.lagging)
             if pressed != store.pressed:
                 self.broker.press(pressed)
                 self.schedule()
@@ -199,7 +201,9 @@ class Driving(Driver):
 
     def _end_sync(self, commit: Commit) -> None:
         self.broker.begin_time()  # input that has waited for this goes on in the turn if there is much of it
-        self.broker.somebody_waits = True
+        allowed = self.store.commits.allowed
+        if allowed is None or commit.number <= allowed:
+            self.broker.somebody_waits = True
         self.store.end_sync(commit)
         if self.store.failed is not None:
             raise self.store.failed
@@ -211,8 +215,14 @@ class Driving(Driver):
         """Announce the commits up to this number, which enough followers have synced (`GroupCommit.allow`)."""
         self.guard(self._allow, number)
 
+    def pause(self, lagging: bool) -> None:
+        """Pause fast publishers, because followers are far behind, or no longer."""
+        self.lagging = lagging
+        self.schedule()
+
     def _allow(self, number: int | None) -> None:
         self.broker.begin_time()  # as in `_end_sync`
+        self.broker.somebody_waits = True
         self.store.commits.allow(number)
         self.broker.end_time()
         self.schedule()

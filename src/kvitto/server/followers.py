@@ -12,8 +12,8 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
 
 from kvitto.base.config import Config, address
 from kvitto.base.errors import StoreError
@@ -43,6 +43,30 @@ SHOW_BYTES = 1 << 20
 FINISH_S = 5.0
 """At the end a follower gets this much time to take what is left."""
 LOOK_S = 0.02
+SILENT_S = 3.0
+"""A follower that has acknowledged nothing for so long does not count as in sync when publishers are blocked. It is sent something four
+times a second."""
+GONE_S = 1.0
+"""If a follower comes again and its old connection has been silent for so long, that one is broken: its machine was switched off, say."""
+SLOW_BYTES = 16 << 20
+"""Fast publishers are paused while the followers that they wait for are further behind than this, until that is a quarter of it. A
+follower that the ring loses would have to compare its files, and could not be promoted meanwhile."""
+
+
+class Limits(Protocol):
+    """What the server does when followers have synced something, and when they have not."""
+
+    def allow(self, number: int | None) -> None:
+        """Announce the commits up to this number; None: all."""
+        ...
+
+    def block(self, reason: str | None, alarm: str) -> None:
+        """Block publishers for this reason; None: no longer."""
+        ...
+
+    def pause(self, lagging: bool) -> None:
+        """Pause fast publishers from the next turn on, or no longer."""
+        ...
 
 
 class Followers:
@@ -52,6 +76,7 @@ class Followers:
         self.disk = TapDisk(disk, self.ring)
         self._host, self._wanted = address(config.followers)
         self._leader = Leader(self.disk, self.ring, read_key(config.cluster_key))
+        self._leader.is_silent = self._is_silent
         self.port = 0
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._wakes: dict[Link, asyncio.Event] = {}
@@ -63,9 +88,17 @@ class Followers:
         """How many followers have to be in sync before anything is confirmed."""
         self._gate: Gate | None = None
         self._commits: GroupCommit
-        self._synced = 0
-        """The place of the stream behind the latest sync point."""
-        self._block: Callable[[str | None, str], None] = nobody
+        self._limits: Limits
+        self._blocked = self._lagging = False
+        self._heard: dict[Link, tuple[int, float]] = {}
+        """By connection, what its follower has acknowledged, and since when."""
+        self._received_at: dict[Link, float] = {}
+        """By connection, when something came from its follower for the last time."""
+        self._serving: dict[Link, asyncio.Task[None] | None] = {}
+        self._reached = 0
+        """The bytes of the stream that as many followers as are needed have acknowledged."""
+        self.given_up = False
+        """Whether `wait_in_sync` was told to wait no longer."""
 
     @property
     def address(self) -> str:
@@ -83,10 +116,10 @@ class Followers:
         def begun(commit: Commit) -> None:
             before = self.ring.next
             self.disk.sync_point(commit.files, commit.dirs)
-            if self.ring.next > before:
-                self._synced = self.ring.next
             if self._gate is not None:
-                self._gate.begun(commit.number, self._synced)
+                if self.ring.next == before:
+                    self._tell_time()  # it syncs nothing that followers have, and somebody may wait: they answer this at once
+                self._gate.begun(commit.number, self.ring.next)
 
         self._commits = commits
         commits.begun = begun
@@ -94,31 +127,67 @@ class Followers:
     # -- who has to be in sync ---------------------------------------------------------------------------------------
 
     async def wait_in_sync(self) -> None:
-        """Wait until enough followers have all that is here. Nobody may be told of it before (R5)."""
+        """Wait until enough followers have all that is here, or `given_up` is set.
+
+        Nobody may be told of what is here before, since it may be on this disk alone.
+        """
         if not self._needed:
             return
         log.info("followers are accepted at %s; clients are served when %s", self.address, few(self._needed))
         place = self._tell_time() + 1
-        while sum(link.acknowledged >= place for link in in_sync(self.links)) < self._needed:
+        while not self.given_up and sum(link.acknowledged >= place for link in in_sync(self.links)) < self._needed:
             await asyncio.sleep(LOOK_S)
 
-    def close_gate(self, allow: Callable[[int | None], None], block: Callable[[str | None, str], None]) -> None:
+    def close_gate(self, limits: Limits) -> None:
         """From now on have only those commits announced that enough followers have synced, and block publishers while there are fewer."""
         if self._needed:
-            self._gate, self._block = Gate(self._needed, allow), block
-            allow(self._commits.syncs)
+            self._gate, self._limits = Gate(self._needed, limits.allow), limits
+            self._reached = self.ring.total
+            limits.allow(self._commits.syncs)
 
     def open_gate(self) -> None:
         """There are no clients any more who could be told anything."""
         self._gate = None
         self._commits.allow(None)
 
+    def _is_silent(self, link: Link) -> bool:
+        """Whether a follower has not answered several of the records that it gets four times a second."""
+        return time.monotonic() - self._received_at.get(link, 0.0) > GONE_S
+
+    def _acknowledged(self) -> None:
+        """A follower has said something."""
+        if self._gate is not None:
+            self._gate.look(self.links)
+            self._look_at_lag(in_sync(self.links))
+
     def _look_who_is_in_sync(self) -> None:
+        """Block publishers if too few followers are in sync and say so."""
         if self._gate is None:
             return
-        count = len(in_sync(self.links))
-        text = f"low on followers: {count} in sync, and nothing is confirmed before {few(self._needed)}"
-        self._block(text if count < self._needed else None, "followers")
+        now, awake = time.monotonic(), []
+        for link in in_sync(self.links):
+            acknowledged, since = self._heard.get(link, (-1, now))
+            if link.acknowledged != acknowledged:
+                since = now
+            self._heard[link] = link.acknowledged, since
+            if now - since < SILENT_S:
+                awake.append(link)
+        blocked = len(awake) < self._needed
+        if blocked != self._blocked:
+            self._blocked = blocked
+            text = f"low on followers: {len(awake)} in sync, and nothing is confirmed before {few(self._needed)}"
+            self._limits.block(text if blocked else None, "followers")
+        self._look_at_lag(awake)
+
+    def _look_at_lag(self, links: list[Link]) -> None:
+        """Pause fast publishers while their followers are far behind. Blocked ones need no pause."""
+        if len(links) >= self._needed:
+            self._reached = sorted((link.behind_at for link in links), reverse=True)[self._needed - 1]
+        lag = self.ring.total - self._reached
+        lagging = not self._blocked and lag > (SLOW_BYTES // 4 if self._lagging else SLOW_BYTES)
+        if lagging != self._lagging:
+            self._lagging = lagging
+            self._limits.pause(lagging)
 
     async def listen(self) -> None:
         """Listen for followers. Raise OSError if that is not possible."""
@@ -152,6 +221,8 @@ class Followers:
         return self.ring.put(Kind.TIME, 0, int(time.time() * 1000), ())
 
     def _wake(self) -> None:
+        if self._gate is not None and not self._lagging and self.ring.total - self._reached > SLOW_BYTES:
+            self._look_at_lag(in_sync(self.links))
         for event in self._wakes.values():
             event.set()
 
@@ -182,11 +253,15 @@ class Followers:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer = writer.get_extra_info("peername") or ("?", 0)
         link = Link(self._leader, f"{in_url(str(peer[0]))}:{peer[1]}")
-        if len(self._leader.links) >= LINKS_MAX:
+        if len(self.links) >= LINKS_MAX:
             log.warning("follower %s: there are %d already, it is not accepted", link.where, LINKS_MAX)
             writer.close()
             return
+        beginners = [other for other in self._leader.links if not other.member]
+        if len(beginners) >= LINKS_MAX and (oldest := self._serving[beginners[0]]) is not None:
+            oldest.cancel()  # who has proved nothing does not keep a follower out
         self._leader.links.append(link)
+        self._serving[link] = asyncio.current_task()
         wake = self._wakes[link] = asyncio.Event()
         receiving = asyncio.get_running_loop().create_task(self._receive(reader, link, wake))
         try:
@@ -199,7 +274,7 @@ class Followers:
             writer.write(link.last_words)
         except (OSError, EOFError) as error:
             if link.member:
-                log.warning("follower %s is gone: %s", link.where, error or "it has closed the connection")
+                log.warning("follower %s is gone: %s", link.where, str(error) or "it has closed the connection")
             else:
                 log.info("%s is gone before it was a follower; does it have the same key?", link.where)
         except StoreError as error:
@@ -209,15 +284,17 @@ class Followers:
         finally:
             receiving.cancel()
             self._leader.links.remove(link)
+            for known in (self._heard, self._received_at, self._serving):
+                known.pop(link, None)
             del self._wakes[link]
             writer.close()
 
     async def _receive(self, reader: asyncio.StreamReader, link: Link, wake: asyncio.Event) -> None:
         try:
             while data := await reader.read(READ_BYTES):
+                self._received_at[link] = time.monotonic()
                 link.take(data)
-                if self._gate is not None:
-                    self._gate.look(self.links)
+                self._acknowledged()
                 wake.set()
             raise EOFError
         finally:
@@ -250,10 +327,6 @@ class Followers:
 
 def few(count: int) -> str:
     return f"{count} {'is' if count == 1 else 'are'} in sync"
-
-
-def nobody(_reason: str | None, _alarm: str) -> None:
-    """Nobody is blocked because of followers."""
 
 
 def set_up(writer: asyncio.StreamWriter) -> None:

@@ -7,4 +7,4 @@ cdef class Pacing:
     cpdef measured(self, Py_ssize_t size, double seconds)
     cpdef waited(self, double now)
     cpdef bint over_budget(self, Py_ssize_t unsynced, double now) except -1
-    cpdef bint look(self, Py_ssize_t unsynced, double now) except -1
+    cpdef bint look(self, Py_ssize_t unsynced, double now, bint lagging=*) except -1

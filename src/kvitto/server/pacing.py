@@ -59,10 +59,10 @@ class Pacing:
         """Return whether a sync has to begin although no confirm waits for one, and fast publishers have to be paused."""
         return unsynced > self.budget and now - self._waited_at < LATELY_S
 
-    def look(self, unsynced: int, now: float) -> bool:
-        """Pause or resume fast publishers after a turn, when so many bytes wait for the next sync. Return whether these
-        are too many."""
-        too_much = self.over_budget(unsynced, now)
+    def look(self, unsynced: int, now: float, lagging: bool = False) -> bool:
+        """Pause or resume fast publishers after a turn, when so many bytes wait for the next sync. `lagging`: followers
+        are far behind. Return whether these are too many."""
+        too_much = lagging or self.over_budget(unsynced, now)
         if too_much:
             for peer in self.fast:
                 peer.throttle()

@@ -155,7 +155,10 @@ class Server(Driving):
             if self.followers is not None:
                 await self.followers.listen()
                 await self.followers.wait_in_sync()
-                self.followers.close_gate(self.allow, self.hub.alarms.block)
+                if self.followers.given_up:
+                    await self.stop()
+                    return
+                self.followers.close_gate(self)
             self.port = await self._listen(config.port)
             if config.tls_port is not None:
                 self.tls_port = await self._listen(config.tls_port, self._tls)
@@ -348,6 +351,23 @@ class Server(Driving):
 
     def watch_heartbeats(self, connection: Connection) -> None:
         self._heartbeats.watch(connection)
+
+    def block(self, reason: str | None, alarm: str) -> None:
+        """Set or clear the reason of an alarm, and let publishers go on that it has held back."""
+        self.guard(self._block, reason, alarm)
+
+    def _block(self, reason: str | None, alarm: str) -> None:
+        self.broker.read_clock()
+        self.broker.begin_time()
+        self.hub.alarms.block(reason, alarm)
+        if (
+            reason is not None
+        ):  # what they have published is not confirmed, and those that wait for that publish nothing more
+            for connection in self.hub.connections:
+                if connection.publisher:
+                    connection.tell_blocked()
+        self.broker.end_time()
+        self.schedule()
 
     # -- once a second ---------------------------------------------------------------------------------------
 
