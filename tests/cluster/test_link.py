@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvitto.cluster import link as module
+from kvitto.cluster.handshake import REASON_MAX, Refused
 from kvitto.cluster.link import STEP_BYTES, STEP_RECORDS
 from kvitto.cluster.records import CHUNK_BYTES, HEADER, Decoder, Kind, Record, StreamError
 from tests.cluster.pairs import Pair
@@ -72,10 +73,49 @@ def test_a_step_is_small_however_much_there_is_to_send() -> None:
     assert len(sizes) > 3 and max(sizes) <= STEP_BYTES + CHUNK_BYTES + HEADER.size * STEP_RECORDS
 
 
-@pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n", b"KVITREP1" + b"\xff\xff\xff\x7f", b"KVITREP1\2\0\0\0[]"])
+def told(text: bytes) -> bytes:
+    return b"KVITREP1" + len(text).to_bytes(4, "little") + text
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\n",
+        b"KVITREP1" + b"\xff\xff\xff\x7f",
+        told(b"[]"),
+        told(b"[" * 50_000),
+        told(b'{"version": 1, "nonce": "%s"}' % (rb"\ud800" * 32)),
+    ],
+)
 def test_strangers_are_refused(data: bytes) -> None:
     with pytest.raises(StreamError):
         Pair().link.take(data)
+
+
+def test_a_refusal_that_a_stranger_gives_is_short() -> None:
+    with pytest.raises(Refused) as refused:
+        Pair().link.take(told(b'{"refused": "%s"}' % (b"x" * 60_000)))
+    assert len(str(refused.value)) == REASON_MAX
+
+
+@pytest.mark.parametrize("silent", [True, False])
+def test_a_new_process_of_a_follower_gets_in_if_the_connection_of_the_old_one_is_silent(silent: bool) -> None:
+    """The machine was switched off, and the system still takes the old connection for a good one."""
+    pair = Pair()
+    pair.leading.declare("q")
+    pair.leading.settle_down()
+    pair.pump()
+    old, leader = pair.link, pair.leading.leader
+    leader.is_silent = lambda link: silent and link is old
+    pair.begin()
+    leader.links = [old, pair.link]
+    if silent:
+        pair.pump()
+        assert old.replaced and pair.link.state == "following"
+    else:
+        with pytest.raises(Refused, match="another process follows with a copy of the same directory"):
+            pair.pump()
+        assert not old.replaced
 
 
 def test_an_acknowledgement_of_what_was_not_sent_is_refused() -> None:

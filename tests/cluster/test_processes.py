@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -19,9 +20,11 @@ import pytest
 import kvitto
 from kvitto.base.config import ConfigError
 from kvitto.client import Connection
+from kvitto.client.aio.events import Blocked, Event
 from kvitto.client.blocking.connection import SyncConnection
 from kvitto.client.errors import AMQPError
 from kvitto.cluster.handshake import read_key
+from kvitto.server.followers import LINKS_MAX
 from kvitto.store import paths
 from kvitto.store.store import IN_ORDER
 from tests.cli.process import kvitto as command
@@ -223,11 +226,18 @@ def test_with_two_in_sync_nothing_is_confirmed_without_a_follower(pair: Pair) ->
         found: dict[str, Any] = pair.http.get("/api/overview")["kvitto"]
         return found
 
-    with connect(pair.leader) as connection, connection.channel() as channel:
+    events: list[Event] = []
+    uri = f"amqp://guest:guest@127.0.0.1:{pair.leader.port}/"
+    with (
+        kvitto.connect_sync(uri, reconnect=False, on_event=events.append) as connection,
+        connection.channel() as channel,
+    ):
         channel.queue("q", durable=True)
         channel.publish(b"0", "q")
         pair.follower.kill()
         wait_until(lambda: about()["publishers_blocked"], what="publishers are blocked")
+        # one that publishes one by one may wait for a confirm, and would be told nothing at its next publish
+        wait_until(lambda: any(isinstance(event, Blocked) for event in events), what="the publisher is told")
         assert about()["followers"] == [] and about()["min_in_sync"] == 2
         syncs, thread = about()["syncs"], threading.Thread(target=publish)
         thread.start()
@@ -295,6 +305,20 @@ def test_a_start_that_waits_for_a_follower_can_be_ended_in_order(tmp_path: Path)
         assert process.wait(STOP_S) == 0
         assert process.stdout.read() == ""
     assert len((tmp_path / "data" / paths.BOOT).read_bytes()) == len(IN_ORDER)
+
+
+@pytest.mark.slow
+def test_strangers_who_hold_connections_do_not_keep_a_follower_out(pair: Pair) -> None:
+    pair.wait()
+    pair.follower.kill()
+    host, port = pair.address.rsplit(":", 1)
+    strangers = [socket.create_connection((host, int(port))) for _ in range(LINKS_MAX + 4)]
+    try:
+        pair.follow(pair.place / "two")
+        pair.wait()
+    finally:
+        for stranger in strangers:
+            stranger.close()
 
 
 def files(data: Path) -> dict[str, bytes]:
