@@ -47,6 +47,7 @@ RINGS = (2_000, 20_000, 1 << 26)
 """Bytes of the ring: a follower soon falls out of the first one."""
 SNAPSHOTS_MAX = 200
 LOSSES = 0.2
+"""How often the leader is lost at a step, if every snapshot is looked at."""
 CRASHES = 0.03
 """How often the follower fails at a step while files are compared, the most delicate time."""
 
@@ -73,7 +74,7 @@ class Leading(ProtocolHarness):
         if standby.gated:
             standby.catch_up_at_rest()
             commits = self.store.commits
-            standby.gate = Gate(1, commits.allow)
+            standby.gate = Gate(self.ring, 1, commits.allow)
             commits.allow(commits.syncs)
 
     def _start(self) -> None:
@@ -85,9 +86,7 @@ class Leading(ProtocolHarness):
         before = self.ring.next
         self.tapped.sync_point(commit.files, commit.dirs)
         if self.standby.gate is not None:
-            if self.ring.next == before:
-                self.ring.put(Kind.TIME, 0, 0, ())
-            self.standby.gate.begun(commit.number, self.ring.next)
+            self.standby.gate.begun(commit.number, before)
 
     def settle_down(self) -> None:
         super().settle_down()

@@ -106,7 +106,7 @@ def no_end(self: Follower, node: Copy, length: int) -> None:
     node.original = 0
 
 
-def wait_for_nothing(self: Gate, number: int, place: int) -> None:
+def wait_for_nothing(self: Gate, number: int, before: int) -> None:
     """Take what a follower has acknowledged for all that a commit covers."""
     self._begun.append((number, 0))
 

@@ -76,8 +76,8 @@ class TurnState:
         """When that is, as `ticks.seconds` counts; 0.0 outside of these and without a limit."""
 
         self.somebody_waits = False
-        """Whether a sync has ended since the last turn, so that peers can be answered, or input has used up its time, so that they have
-        waited already."""
+        """Whether peers wait for the next turn more than usual: a sync has ended since the last turn, so that they can be answered, or the
+        input of one connection has taken long, so that the others have waited already."""
 
     def begin_time(self) -> None:
         """Let a time begin: that of new input, that of timers and the work that was left over, or that of writing."""

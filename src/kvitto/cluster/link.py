@@ -50,7 +50,7 @@ class Behind(Exception):
 
 
 def never(_link: Link) -> bool:
-    """Nobody looks how long a connection has been silent."""
+    """Take no connection for a silent one."""
     return False
 
 
@@ -66,7 +66,7 @@ class Leader:
         """A random id of this run of the leader. Places count from its beginning."""
         self.links: list[Link] = []
         self.is_silent: Callable[[Link], bool] = never
-        """Whether nothing has come from a follower for longer than a live one is silent. Its process, or its machine, is gone."""
+        """Whether nothing has come over a connection for so long that the follower's process, or its machine, must be gone."""
 
 
 class Link:

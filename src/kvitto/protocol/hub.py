@@ -29,7 +29,7 @@ WRITE_COST = 3000
 INPUT_COST = 3000
 """What a turn may spend on input that was left over, in the same units."""
 PUT_OFF_MAX = 2
-"""So many turns may leave jobs, and input that goes on, to the next one."""
+"""At most this many turns in a row leave jobs, and input that goes on, to the next turn."""
 ROUNDS = 3
 """How many more times a turn delivers to connections whose sockets have just taken a full output.
 
@@ -57,7 +57,7 @@ class Hub:
         self._is_long = False
         """Whether jobs, and input that goes on, used up their time when they ran last."""
         self._put_off = 0
-        """How many turns have left them to the next one, since they ran last, because somebody waits: answers come behind them."""
+        """How many turns in a row have left them to the next one. A turn does so if somebody waits, because answers come behind them."""
         self.connections_made = 0
         self.connections_closed = 0
         self.channels_made = 0

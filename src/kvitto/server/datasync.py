@@ -26,6 +26,7 @@ REQUEST = struct.Struct(f"={1 + MOST}i")
 OUTCOME = struct.Struct("=iidd")
 DESCRIPTOR = struct.Struct("=i")
 FREED_BYTES, PAUSE_S = 16 << 20, 0.002
+"""A large file is cut by this many bytes at a time, with a pause of this many seconds behind each step."""
 
 
 def serve(requests: int, outcomes: int) -> None:
@@ -54,9 +55,8 @@ def shorten(fd: int) -> None:
     left = state.st_size
     if state.st_nlink or not hasattr(fcntl, "F_SETLEASE"):
         return
-    fcntl.fcntl(
-        fd, fcntl.F_SETSIG, signal.SIGURG
-    )  # SIGIO, the usual signal to the holder of a lease, would end the process
+    # SIGIO, the usual signal to the holder of a lease, would end the process
+    fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
     fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
     fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     while left > FREED_BYTES:

@@ -68,7 +68,7 @@ class Driving(Driver):
         """How many commits there were since the last one with settlement logs, up to WITHOUT."""
         self.pacing = Pacing()
         self.lagging = False
-        """Whether followers that confirms wait for are far behind."""
+        """Whether the followers for which confirms wait are far behind."""
         self.received = 0
         """The bytes received since the last turn."""
         self._heard = 0
@@ -211,16 +211,16 @@ class Driving(Driver):
         if commit.files or commit.dirs:
             self.broker.latencies.sync.add(int(commit.seconds * 1e6), 1)
 
-    def allow(self, number: int | None) -> None:
+    def allow(self, number: int) -> None:
         """Announce the commits up to this number, which enough followers have synced (`GroupCommit.allow`)."""
         self.guard(self._allow, number)
 
     def pause(self, lagging: bool) -> None:
-        """Pause fast publishers, because followers are far behind, or no longer."""
+        """Pause fast publishers if followers are far behind, and resume them if not. That happens in the next turn."""
         self.lagging = lagging
         self.schedule()
 
-    def _allow(self, number: int | None) -> None:
+    def _allow(self, number: int) -> None:
         self.broker.begin_time()  # as in `_end_sync`
         self.broker.somebody_waits = True
         self.store.commits.allow(number)

@@ -43,29 +43,30 @@ SHOW_BYTES = 1 << 20
 FINISH_S = 5.0
 """At the end a follower gets this much time to take what is left."""
 LOOK_S = 0.02
+"""A start that waits for followers looks this often whether they are in sync."""
 SILENT_S = 3.0
-"""A follower that has acknowledged nothing for so long does not count as in sync when publishers are blocked. It is sent something four
-times a second."""
+"""Publishers are blocked as if a follower were not in sync if nothing has come from it for this time. It answers four times a second."""
 GONE_S = 1.0
-"""If a follower comes again and its old connection has been silent for so long, that one is broken: its machine was switched off, say."""
+"""A follower that connects again replaces its old connection if nothing has come over that one for this time. The machine of the follower
+may have lost its power, and then the system still takes the old connection for a good one."""
 SLOW_BYTES = 16 << 20
 """Fast publishers are paused while the followers that they wait for are further behind than this, until that is a quarter of it. A
 follower that the ring loses would have to compare its files, and could not be promoted meanwhile."""
 
 
-class Limits(Protocol):
-    """What the server does when followers have synced something, and when they have not."""
+class Clients(Protocol):
+    """The clients of the broker, which wait for followers. The server implements this."""
 
-    def allow(self, number: int | None) -> None:
-        """Announce the commits up to this number; None: all."""
+    def allow(self, number: int) -> None:
+        """Tell clients that the commits up to this number are durable."""
         ...
 
     def block(self, reason: str | None, alarm: str) -> None:
-        """Block publishers for this reason; None: no longer."""
+        """Block publishers for this reason. With None they may go on."""
         ...
 
     def pause(self, lagging: bool) -> None:
-        """Pause fast publishers from the next turn on, or no longer."""
+        """Pause fast publishers from the next turn on if followers are far behind, and resume them if not."""
         ...
 
 
@@ -76,7 +77,7 @@ class Followers:
         self.disk = TapDisk(disk, self.ring)
         self._host, self._wanted = address(config.followers)
         self._leader = Leader(self.disk, self.ring, read_key(config.cluster_key))
-        self._leader.is_silent = self._is_silent
+        self._leader.is_silent = lambda link: self._silent_s(link) > GONE_S
         self.port = 0
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._wakes: dict[Link, asyncio.Event] = {}
@@ -88,15 +89,15 @@ class Followers:
         """How many followers have to be in sync before anything is confirmed."""
         self._gate: Gate | None = None
         self._commits: GroupCommit
-        self._limits: Limits
+        self._clients: Clients
         self._blocked = self._lagging = False
-        self._heard: dict[Link, tuple[int, float]] = {}
-        """By connection, what its follower has acknowledged, and since when."""
+        """Whether publishers are blocked because too few followers are in sync, and whether fast ones are paused."""
         self._received_at: dict[Link, float] = {}
-        """By connection, when something came from its follower for the last time."""
+        """The time at which each connection has last received something from its follower."""
         self._serving: dict[Link, asyncio.Task[None] | None] = {}
+        """The task that serves each connection."""
         self._reached = 0
-        """The bytes of the stream that as many followers as are needed have acknowledged."""
+        """How many bytes of the stream enough followers have acknowledged."""
         self.given_up = False
         """Whether `wait_in_sync` was told to wait no longer."""
 
@@ -117,9 +118,7 @@ class Followers:
             before = self.ring.next
             self.disk.sync_point(commit.files, commit.dirs)
             if self._gate is not None:
-                if self.ring.next == before:
-                    self._tell_time()  # it syncs nothing that followers have, and somebody may wait: they answer this at once
-                self._gate.begun(commit.number, self.ring.next)
+                self._gate.begun(commit.number, before)
 
         self._commits = commits
         commits.begun = begun
@@ -127,9 +126,9 @@ class Followers:
     # -- who has to be in sync ---------------------------------------------------------------------------------------
 
     async def wait_in_sync(self) -> None:
-        """Wait until enough followers have all that is here, or `given_up` is set.
+        """Wait until enough followers have everything that this broker has. If `given_up` becomes true, return at once.
 
-        Nobody may be told of what is here before, since it may be on this disk alone.
+        No client may see what this broker has before that, since it may be on this disk alone.
         """
         if not self._needed:
             return
@@ -138,56 +137,54 @@ class Followers:
         while not self.given_up and sum(link.acknowledged >= place for link in in_sync(self.links)) < self._needed:
             await asyncio.sleep(LOOK_S)
 
-    def close_gate(self, limits: Limits) -> None:
-        """From now on have only those commits announced that enough followers have synced, and block publishers while there are fewer."""
+    def close_gate(self, clients: Clients) -> None:
+        """Begin to make clients wait: only commits that enough followers have synced are announced, and publishers are blocked while there
+        are too few followers.
+        """
         if self._needed:
-            self._gate, self._limits = Gate(self._needed, limits.allow), limits
+            self._gate, self._clients = Gate(self.ring, self._needed, clients.allow), clients
             self._reached = self.ring.total
-            limits.allow(self._commits.syncs)
+            clients.allow(self._commits.syncs)
 
     def open_gate(self) -> None:
-        """There are no clients any more who could be told anything."""
+        """Announce everything. The server calls this at its end, when no client is left that could be told anything."""
         self._gate = None
         self._commits.allow(None)
 
-    def _is_silent(self, link: Link) -> bool:
-        """Whether a follower has not answered several of the records that it gets four times a second."""
-        return time.monotonic() - self._received_at.get(link, 0.0) > GONE_S
+    def _silent_s(self, link: Link) -> float:
+        """Return for how long nothing has come from a follower."""
+        return time.monotonic() - self._received_at.get(link, 0.0)
 
     def _acknowledged(self) -> None:
-        """A follower has said something."""
+        """Announce what the latest acknowledgement of a follower allows, and let publishers go on that were paused for it."""
         if self._gate is not None:
             self._gate.look(self.links)
             self._look_at_lag(in_sync(self.links))
 
     def _look_who_is_in_sync(self) -> None:
-        """Block publishers if too few followers are in sync and say so."""
+        """Block publishers while too few followers are in sync. A silent follower does not count."""
         if self._gate is None:
             return
-        now, awake = time.monotonic(), []
-        for link in in_sync(self.links):
-            acknowledged, since = self._heard.get(link, (-1, now))
-            if link.acknowledged != acknowledged:
-                since = now
-            self._heard[link] = link.acknowledged, since
-            if now - since < SILENT_S:
-                awake.append(link)
+        awake = [link for link in in_sync(self.links) if self._silent_s(link) < SILENT_S]
         blocked = len(awake) < self._needed
         if blocked != self._blocked:
             self._blocked = blocked
             text = f"low on followers: {len(awake)} in sync, and nothing is confirmed before {few(self._needed)}"
-            self._limits.block(text if blocked else None, "followers")
+            self._clients.block(text if blocked else None, "followers")
         self._look_at_lag(awake)
 
     def _look_at_lag(self, links: list[Link]) -> None:
-        """Pause fast publishers while their followers are far behind. Blocked ones need no pause."""
-        if len(links) >= self._needed:
-            self._reached = sorted((link.behind_at for link in links), reverse=True)[self._needed - 1]
+        """Pause fast publishers while followers are far behind, unless all publishers are blocked anyway."""
+        if self._gate is None:
+            return
+        reached = self._gate.reached(link.behind_at for link in links)
+        if reached is not None:
+            self._reached = reached
         lag = self.ring.total - self._reached
         lagging = not self._blocked and lag > (SLOW_BYTES // 4 if self._lagging else SLOW_BYTES)
         if lagging != self._lagging:
             self._lagging = lagging
-            self._limits.pause(lagging)
+            self._clients.pause(lagging)
 
     async def listen(self) -> None:
         """Listen for followers. Raise OSError if that is not possible."""
@@ -284,8 +281,8 @@ class Followers:
         finally:
             receiving.cancel()
             self._leader.links.remove(link)
-            for known in (self._heard, self._received_at, self._serving):
-                known.pop(link, None)
+            self._received_at.pop(link, None)
+            del self._serving[link]
             del self._wakes[link]
             writer.close()
 
@@ -326,6 +323,7 @@ class Followers:
 
 
 def few(count: int) -> str:
+    """Say in words that so many followers are in sync."""
     return f"{count} {'is' if count == 1 else 'are'} in sync"
 
 
@@ -334,9 +332,8 @@ def set_up(writer: asyncio.StreamWriter) -> None:
     sock = writer.get_extra_info("socket")
     if sock is None:
         return
-    sock.setsockopt(
-        socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
-    )  # asyncio does it only where the socket names its protocol
+    # asyncio does this only for sockets that were made with the number of their protocol
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_MS)
 

@@ -30,6 +30,7 @@ time, and each takes 2 us."""
 BOTH_YOUNG = 1 if sys.version_info < (3, 14) else 0
 """The generation whose collection looks at the youngest objects and those that have been looked at once, and at no others."""
 _spared = False
+"""Whether `spare_the_loop` has been called: this process only runs a broker."""
 
 LARGE_BLOCK = 4 << 20
 LOOK_S = 0.1

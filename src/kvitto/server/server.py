@@ -353,16 +353,15 @@ class Server(Driving):
         self._heartbeats.watch(connection)
 
     def block(self, reason: str | None, alarm: str) -> None:
-        """Set or clear the reason of an alarm, and let publishers go on that it has held back."""
+        """Block publishers for this reason, and tell them at once. With None they may go on."""
         self.guard(self._block, reason, alarm)
 
     def _block(self, reason: str | None, alarm: str) -> None:
         self.broker.read_clock()
         self.broker.begin_time()
         self.hub.alarms.block(reason, alarm)
-        if (
-            reason is not None
-        ):  # what they have published is not confirmed, and those that wait for that publish nothing more
+        if reason is not None:
+            # a publisher that waits for a confirm publishes nothing more, and a connection is told only when it publishes
             for connection in self.hub.connections:
                 if connection.publisher:
                     connection.tell_blocked()

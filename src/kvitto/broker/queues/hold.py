@@ -26,7 +26,7 @@ log = logging.getLogger("kvitto.broker")
 RANKED_PER_PIECE = 100
 """How many messages of a queue with priorities are released in one piece. Each one is read for its priority."""
 READ_PER_PIECE = 50
-"""How many runs of messages are released in one piece if the queue counts bytes. Their sizes are read from the log."""
+"""At most this many runs are released in one piece if the queue has a limit in bytes, because their sizes are read from the log."""
 HOLD_MS = 86_400_000
 """How long messages stay held for a group that has left, in ms, since it may come back."""
 

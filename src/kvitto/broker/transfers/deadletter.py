@@ -143,8 +143,8 @@ class DeadLetters(walls.Routine):
         self._refused = False
         """Whether consumers have refused messages since then."""
         self._by_time = False
-        """Whether the time limits the letters of this turn. It does not if some are of messages that consumers have just refused: P5 says
-        how many are moved at once."""
+        """Whether the letters of this turn are limited by time. They are not if consumers have just refused messages, because P5 says how
+        many letters are moved at once then."""
 
     def add(self, queue: WorkQueue, offset: int, count: int, reason: str) -> None:
         if reason in AFTER_DELIVERY:
