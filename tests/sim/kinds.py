@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tests.sim.backups import backup
+from tests.sim.clusters import cluster
 from tests.sim.cuts import consumers, policies, power, torn, tx
 from tests.sim.faults import eio, enospc
 from tests.sim.flips import bitflip
@@ -25,5 +26,6 @@ KINDS: dict[str, Callable[..., Result]] = {
     "replica": replica,
     "backup": backup,
     "standby": standby,
+    "cluster": cluster,
 }
 """From a seed, and the part that is to be tried of what could be (1.0: all)."""

@@ -89,6 +89,12 @@ class Config:
     """The address HOST:PORT of the broker that this process follows; "" means that it is a broker itself."""
     cluster_key: Path | None = None
     """A file with the key that a broker and its followers share."""
+    etcd: str = ""
+    """The addresses of the etcd that the nodes of a cluster elect their leader by, separated by commas; "" means that there are no elections."""
+    cluster: str = "kvitto"
+    """The name of the cluster in etcd."""
+    advertise: str = ""
+    """The address HOST:PORT at which other nodes reach `followers`, if that is another one."""
     min_in_sync: int = 1
     """How many nodes have synced what is confirmed: this broker and so many followers less one. With fewer, publishers wait."""
     limits: Mapping[str, float] = field(default_factory=dict)
@@ -146,13 +152,21 @@ class Config:
             raise ConfigError(text)
 
     def _check_followers(self) -> None:
-        for name in ("followers", "follow"):
+        for name in ("followers", "follow", "advertise"):
             text = getattr(self, name)
             if text:
                 try:
                     address(text)
                 except ValueError as error:
                     raise ConfigError(f"{option(name)}: {error}") from None
+        if self.etcd and (self.follow or not self.followers or self.min_in_sync > 1):
+            text = "--etcd needs --followers, where the other nodes connect when this one leads" if not self.followers else ""
+            text = text or "--etcd and --follow exclude each other: the cluster knows whom to follow" if self.follow else text
+            raise ConfigError(text or "--etcd and --min-in-sync exclude each other: `kvitto cluster init` sets the minimum")
+        if self.etcd and not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", self.cluster):
+            raise ConfigError(f"--cluster {self.cluster!r} is no name: up to 64 letters, digits, '_', '.' and '-'")
+        if self.etcd and self.advertised[0] in ("0.0.0.0", "::"):
+            raise ConfigError("--advertise HOST:PORT is needed: other nodes cannot connect to all addresses of a machine")
         if self.followers and self.follow:
             raise ConfigError("--followers and --follow exclude each other: a follower has no followers")
         if (self.followers or self.follow) and self.cluster_key is None:
@@ -163,6 +177,11 @@ class Config:
             raise ConfigError("--min-in-sync needs --followers: a broker is in sync with itself")
         if self.followers and not self.sync:
             raise ConfigError("--followers needs --sync on: followers sync where the broker does")
+
+    @property
+    def advertised(self) -> tuple[str, int]:
+        """Host and port at which the other nodes of a cluster reach this one."""
+        return address(self.advertise or self.followers)
 
     def first_password(self) -> str:
         """Return the password of `default_user`. Raise ConfigError if the file with it cannot be used."""
@@ -272,6 +291,9 @@ TYPES: dict[str, tuple[type, ...]] = {
     "followers": (str,),
     "follow": (str,),
     "cluster_key": (str,),
+    "etcd": (str,),
+    "cluster": (str,),
+    "advertise": (str,),
     "min_in_sync": (int,),
 }
 SWITCHES = ("sync", "foreign_hashes")

@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
@@ -94,17 +95,27 @@ def keep_following(follower: Follower, host: str, port: int) -> NoReturn:
         pause = min(2 * pause, AGAIN_MAX_S)
 
 
-def talk(follower: Follower, sock: socket.socket) -> None:
-    """One connection, until the leader closes it. Raises Refused, StreamError, StoreError or OSError."""
-    sock.settimeout(SILENCE_S)
+def unheard() -> None:
+    """Nobody wants to know."""
+
+
+def talk(
+    follower: Follower, sock: socket.socket, silence_s: float = SILENCE_S, heard_of: Callable[[], None] = unheard
+) -> None:
+    """One connection, until the leader closes it. Raises Refused, StreamError, StoreError or OSError.
+
+    `heard_of` is called before anything that has come is answered.
+    """
+    sock.settimeout(silence_s)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.sendall(follower.begin())
     heard, since = follower.heard, time.monotonic()
     while data := sock.recv(READ_BYTES):
         if follower.heard != heard:
             heard, since = follower.heard, time.monotonic()
-        elif time.monotonic() - since > SILENCE_S:  # what looks like the beginning of a long record may be damaged
-            raise StreamError(f"no whole record for {SILENCE_S:g} s")
+        elif time.monotonic() - since > silence_s:  # what looks like the beginning of a long record may be damaged
+            raise StreamError(f"no whole record for {silence_s:g} s")
+        heard_of()
         try:
             for answer in follower.feed(data):
                 sock.sendall(answer)

@@ -64,6 +64,7 @@ COMMANDS = {
     "migrate": "kvitto.cli.migrate",
     "backup": "kvitto.cli.backup",
     "promote": "kvitto.cli.promote",
+    "cluster": "kvitto.cli.cluster",
     "check": "kvitto.cli.check",
     "salvage": "kvitto.cli.salvage",
     "perf": "kvitto.perf.cli",

@@ -94,6 +94,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--cluster-key", type=path, metavar="FILE", help="file with the key that a broker and its followers share")
     add(
+        "--etcd",
+        metavar="URL,...",
+        help="be a node of a cluster that elects its leader by this etcd, with --followers and --cluster-key",
+    )
+    add("--cluster", metavar="NAME", help="name of the cluster in etcd (default: kvitto)")
+    add("--advertise", metavar="HOST:PORT", help="where other nodes reach --followers (default: there)")
+    add(
         "--min-in-sync",
         type=int,
         metavar="N",

@@ -17,6 +17,7 @@ from kvitto.base.build import compiled, how_to_compile
 from kvitto.base.config import Config, ConfigError
 from kvitto.base.errors import StoreError
 from kvitto.base.log import set_up as set_up_log
+from kvitto.cli.candidate import refuse_member, run_node
 from kvitto.cli.following import follow
 from kvitto.cli.options import add_options, config_of
 from kvitto.cluster.handshake import Refused
@@ -25,6 +26,8 @@ from kvitto.server.listening import in_url
 from kvitto.server.notify import Notify
 from kvitto.server.poller import run as run_loop
 from kvitto.server.server import Server
+from kvitto.server.tenure import Election
+from kvitto.store.disk import RealDisk
 
 log = logging.getLogger("kvitto")
 
@@ -53,6 +56,9 @@ def run(args: argparse.Namespace) -> int:
         raise_file_limit()
         if config.follow:
             return follow(config)
+        if config.etcd:
+            return run_node(config, lambda election: run_loop(serve(config, election)))
+        refuse_member(RealDisk(str(config.data_dir)))
         return run_loop(serve(config))
     except ConfigError as error:
         print(f"kvitto: {error}", file=sys.stderr)
@@ -72,9 +78,9 @@ def stop_early(number: int, _frame: object) -> None:
     os._exit(1)
 
 
-async def serve(config: Config) -> int:
-    """Run the broker until a signal. Return 0 after an end in order."""
-    server, notify = Server(config), Notify(os.environ)
+async def serve(config: Config, election: Election | None = None) -> int:
+    """Run the broker until a signal. Return 0 after an end in order. Raises Deposed if another node of its cluster leads."""
+    server, notify = Server(config, election=election), Notify(os.environ)
     if not compiled() and (advice := how_to_compile()):
         log.warning("running interpreted, much slower: %s", advice)
     loop = asyncio.get_running_loop()
@@ -85,7 +91,7 @@ async def serve(config: Config) -> int:
 
     def opened() -> None:
         spare_the_loop()
-        if config.min_in_sync > 1:  # the rest of the start may take days
+        if config.min_in_sync > 1 or election is not None:  # the rest of the start may take days
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, give_up)
 

@@ -9,6 +9,7 @@ directory is neither the one nor the other, and is marked as such; what goes the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -31,8 +32,10 @@ from kvitto.cluster.records import (
     chunk_sum,
     sync_parts,
 )
+from kvitto.cluster.ring import Ring
 from kvitto.cluster.state import (
     Following,
+    Member,
     forget_boot,
     new_id,
     read_following,
@@ -75,9 +78,34 @@ class Copy(Node):
         self.salt: int | None = None
 
 
+@dataclass
+class Inherited:
+    """What a follower that leads from now on has of the stream. Other followers of the same leader go on where they are."""
+
+    session: str
+    """The run of the old leader."""
+    ring: Ring
+    """The last records of the stream. Those of the new leader come behind them."""
+    tree: Tree
+    """The files, by the numbers that they have in the stream."""
+
+
 class Follower:
-    def __init__(self, disk: Disk, clock: Clock, key: bytes, where: str, tell: Callable[[str], None]) -> None:
-        """`where`: the leader's address, for people. `tell` gets a line whenever the state changes."""
+    def __init__(
+        self,
+        disk: Disk,
+        clock: Clock,
+        key: bytes,
+        where: str,
+        tell: Callable[[str], None],
+        judge: Callable[[list[str], list[str]], str] = why_not,
+        member: Member | None = None,
+    ) -> None:
+        """`where`: the leader's address, for people. `tell` gets a line whenever the state changes.
+
+        `judge` says why a directory with the one history may not follow a leader with the other. `member`: which
+        member of which cluster the directory is; it then keeps what it has applied, as it may lead itself.
+        """
         self.disk = disk
         self.clock = clock
         self.where = where
@@ -89,6 +117,12 @@ class Follower:
         if found is None and not self.history:
             refuse_others(disk)
         self.following = found or Following(where, bool(self.history), "")
+        self._cluster = member.cluster if member is not None else ""
+        if member is not None:
+            self.following.member = member.member
+        self._judge = judge
+        self._kept = Ring() if member is not None else None
+        """The last records that were applied."""
         self.tree = Tree()
         self.nodes: dict[int, Copy] = {}
         self.session = ""
@@ -173,6 +207,7 @@ class Follower:
         self._step = self._answered
         self._theirs = nonce
         said = {"member": self.following.member, "process": self.process, "session": self.session, "place": self.place}
+        said["cluster"] = self._cluster
         yield handshake.proved(self.key, FOLLOWER, self._nonce, nonce, said)
 
     def _answered(self, found: dict[str, Any]) -> Iterator[bytes]:
@@ -181,12 +216,16 @@ class Follower:
             raise StreamError("a message that is damaged")
         if not (isinstance(history, list) and history and isinstance(session, str) and isinstance(place, int)):
             raise StreamError("a message that cannot be read")
-        if why := why_not(self.history, history):
+        if self._cluster and found.get("cluster") != self._cluster:
+            raise Refused(f"the leader at {self.where} belongs to another cluster, or to none")
+        if why := self._judge(self.history, history):
             raise Refused(f"{self.where}: {why}")
         self._leaders = history
         if found.get("resume") is True:
-            if session != self.session or place != self.place:
+            if not self.session or place != self.place:
                 raise StreamError("a place that was not asked for")
+            if session != self.session:
+                self._go_on_with(session)
             self._decoder = Decoder(self._secrets.records, place, self._secrets.frames)
             self.tell(f"following {self.where}")
             yield self._acknowledgement()
@@ -198,6 +237,36 @@ class Follower:
         self.tell(f"comparing files with {self.where}")
         yield from self._sums()
         yield self._frames.encode(Kind.COMPARE)
+
+    def _go_on_with(self, session: str) -> None:
+        """Go on where the stream of the old leader ended, with one that followed it, and leads now. What it has is what this one has."""
+        write_history(self.disk, self._leaders)
+        self.history = self._leaders
+        self.following = Following(self.where, True, session, self.following.member)
+        write_following(self.disk, self.following)
+        self.session = self._session = session
+
+    def settle(self) -> None:
+        """Sync everything that has been applied, before this directory may lead (R4). Raises StoreError."""
+        if self.session and not self.copying:
+            for number in self._dirty:
+                self._sync_file(number)
+            for directory in sorted(self._changed):
+                self.disk.sync_dir(directory)
+            self.synced = self.place
+
+    def inherit(self) -> Inherited | None:
+        """Return what other followers can go on with, now that this directory leads; None: their files have to be compared.
+
+        `settle` has been called. Nothing may be fed any more.
+        """
+        if self.copying or not self.session or self._kept is None:
+            return None
+        if self._dirty or self._changed:  # the others have not synced these either
+            self._kept.sync_point(list(self._dirty), sorted(self._changed))
+        for number in list(self._open):
+            self._close(self.nodes[number])
+        return Inherited(self.session, self._kept, self.tree)
 
     def _forget(self) -> None:
         """Forget places and numbers of files, which belong to an earlier run of the leader."""
@@ -236,6 +305,8 @@ class Follower:
                 raise StreamError("a record before the files have been compared")
             self._apply(record)
             self.place += 1
+            if self._kept is not None:
+                self._kept.keep(kind, record.file, record.position, record.payload)
             return
         if kind == Kind.NAME:
             self._names.append(record)
@@ -415,21 +486,27 @@ class Follower:
 
     def _sync(self, files: Sequence[int], directories: Sequence[str]) -> None:
         for number in files:
-            node = self.nodes.get(number)
-            if node is not None and node.paths:
-                self._verify_rest(node)
-                self._file(node).sync()
+            if self._sync_file(number):
                 self._dirty.pop(number, None)
         for directory in directories:
             self.disk.sync_dir(directory)
             self._changed.pop(directory, None)
         self.synced, self._due = self.place + 1, True
 
+    def _sync_file(self, number: int) -> bool:
+        """Sync a file. Return False if it is not there any more."""
+        node = self.nodes.get(number)
+        if node is None or not node.paths:
+            return False
+        self._verify_rest(node)
+        self._file(node).sync()
+        return True
+
     def _time(self) -> None:
         """The leader is idle: sync also what it has not synced, so that everything can be acknowledged."""
         if self.copying:
             return
-        self._sync(list(self._dirty), list(self._changed))
+        self._sync(list(self._dirty), sorted(self._changed))
         if self.clock.now_ms() - self._looked_ms > LOOK_MS:
             self._looked_ms = self.clock.now_ms()
             self._drop_replaced()
@@ -485,6 +562,8 @@ class Follower:
         if self.copying or self.session or self._decoder is None:
             raise StreamError("names that do not belong here")
         self.place = self._decoder.place = place
+        if self._kept is not None:
+            self._kept = Ring(first=place)
         files = {record.payload.decode(): record for record in self._names if record.file}
         directories = {record.payload.decode() for record in self._names if not record.file}
         self._names = []
@@ -606,7 +685,7 @@ class Follower:
             if len(self._open) >= OPEN_MAX:
                 self._close_some()
         self._sync_aside()
-        for directory in (*reversed(self.tree.directories()), ""):
+        for directory in ("", *self.tree.directories()):
             self.disk.sync_dir(directory)
         self.following = Following(self.where, True, self._session, self.following.member)
         write_following(self.disk, self.following)
@@ -644,7 +723,7 @@ def batch_size(data: bytes, at: int) -> int:
 
 def refuse_others(disk: Disk) -> None:
     """Raise Refused if the directory has files, and no leader has ever sent them."""
-    names = [name for name in disk.listdir("") if name not in (paths.LOCK, paths.NOBODYS)]
+    names = [name for name in disk.listdir("") if name not in (paths.LOCK, paths.NOBODYS, paths.MEMBER)]
     if names:
         where = getattr(disk, "root", "the directory")
         raise Refused(

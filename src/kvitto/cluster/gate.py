@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
 
 from kvitto.cluster.link import Link
 from kvitto.cluster.records import Kind
@@ -13,6 +14,37 @@ BEGUN_MAX = 1000
 """The gate remembers the place of at most this many commits. Further ones share the place of the last of them."""
 
 
+class Enough(Protocol):
+    """Says who has to have synced what is announced."""
+
+    def reached(self, values: Mapping[str, int], most: int) -> int | None:
+        """Return the value, at most `most`, that all whom it takes have reached; None: somebody is missing.
+
+        `values`: what each follower that is in sync has reached, by its name.
+        """
+        ...
+
+    def why_blocked(self, awake: Mapping[str, int]) -> str:
+        """Return why nothing can be confirmed with these followers; "" if it can."""
+        ...
+
+
+class Count:
+    """So many followers are enough, whichever they are: an operator sees to it that there are as many."""
+
+    def __init__(self, followers: int) -> None:
+        self.followers = followers
+
+    def reached(self, values: Mapping[str, int], most: int) -> int | None:
+        highest = sorted(values.values(), reverse=True)
+        return min(highest[self.followers - 1], most) if len(highest) >= self.followers else None
+
+    def why_blocked(self, awake: Mapping[str, int]) -> str:
+        if len(awake) >= self.followers:
+            return ""
+        return f"low on followers: {len(awake)} in sync, and nothing is confirmed before {few(self.followers)}"
+
+
 class Gate:
     """Calls `allow` with the number of the last commit that enough followers have synced.
 
@@ -20,11 +52,12 @@ class Gate:
     followers have everything.
     """
 
-    def __init__(self, ring: Ring, followers: int, allow: Callable[[int], None]) -> None:
-        """`followers`: how many of them are enough."""
+    def __init__(self, ring: Ring, enough: Enough, allow: Callable[[int], None]) -> None:
         self._ring = ring
-        self.followers = followers
+        self._enough = enough
         self._allow = allow
+        self.announced = ring.next
+        """The place of the stream behind what has been announced. Who has synced up to here has everything that was confirmed."""
         self._begun: deque[tuple[int, int]] = deque()
         """The number of each commit that has begun and is not allowed yet, with the place of the stream behind what it syncs."""
 
@@ -40,18 +73,27 @@ class Gate:
 
     def look(self, links: Iterable[Link]) -> None:
         """Allow the commits that enough followers have acknowledged."""
-        reached, number = self.reached(link.acknowledged for link in in_sync(links)), 0
+        reached, number = self._enough.reached(acknowledged(links), self._ring.next), 0
         while reached is not None and self._begun and self._begun[0][1] <= reached:
-            number = self._begun.popleft()[0]
+            number, self.announced = self._begun.popleft()
         if number:
             self._allow(number)
 
-    def reached(self, values: Iterable[int]) -> int | None:
-        """Return the value that enough followers have reached, where each of them has reached one of these. None: there are too few."""
-        highest = sorted(values, reverse=True)
-        return highest[self.followers - 1] if len(highest) >= self.followers else None
+    def reached(self, values: Mapping[str, int]) -> int | None:
+        """Return up to which byte of the stream enough followers have everything, where each has it up to one of these."""
+        return self._enough.reached(values, self._ring.total)
+
+
+def acknowledged(links: Iterable[Link]) -> dict[str, int]:
+    """Return which place each follower that is in sync has acknowledged, by its name."""
+    return {link.member: link.acknowledged for link in in_sync(links)}
 
 
 def in_sync(links: Iterable[Link]) -> list[Link]:
     """Return the connections of followers that have been sent everything once, and get every change since. Each follower has one."""
     return [link for link in links if link.state == "following" and not link.replaced]
+
+
+def few(count: int) -> str:
+    """Say in words that so many followers are in sync."""
+    return f"{count} {'is' if count == 1 else 'are'} in sync"

@@ -54,6 +54,11 @@ def never(_link: Link) -> bool:
     return False
 
 
+def always(_member: str) -> bool:
+    """Let each follower's directory be changed."""
+    return True
+
+
 class Leader:
     """What all links of a leader share."""
 
@@ -64,6 +69,12 @@ class Leader:
         self.history: list[str] = []
         self.session = handshake.nonce()
         """A random id of this run of the leader. Places count from its beginning."""
+        self.cluster = ""
+        """The id of the cluster, "" if there are no elections."""
+        self.continued: tuple[str, int] | None = None
+        """The run of the old leader whose stream goes on here, and the place up to which it is the same."""
+        self.may_be_cut: Callable[[str], bool] = always
+        """Whether the directory of this follower may be changed in other ways than the stream does (R7 of docs/cluster-model.md)."""
         self.links: list[Link] = []
         self.is_silent: Callable[[Link], bool] = never
         """Whether nothing has come over a connection for so long that the follower's process, or its machine, must be gone."""
@@ -87,6 +98,8 @@ class Link:
         the disk."""
         self.last_words = b""
         """The message to send after `take` has raised Refused."""
+        self.waits = False
+        """Whether the follower's directory may not be changed yet."""
         self.replaced = False
         """Whether the same follower has come again, because this connection is broken for it."""
         self._nonce = handshake.nonce()
@@ -164,10 +177,13 @@ class Link:
                     f"another process follows with a copy of the same directory, from {other.where}: "
                     "let one of them follow with an empty directory"
                 )
-        ring, place = leader.ring, found.get("place")
-        resume = found.get("session") == leader.session and isinstance(place, int) and ring.first <= place <= ring.next
-        self.place = place if resume and isinstance(place, int) else ring.next
+        if (theirs := str(found.get("cluster", ""))) not in ("", leader.cluster):
+            self._refuse(f"the follower belongs to another cluster, {theirs[:8]}")
+        ring, place = leader.ring, self._resumes(found)
+        resume = place is not None
+        self.place = ring.next if place is None else place
         said = {"history": leader.history, "session": leader.session, "place": self.place, "resume": resume}
+        said["cluster"] = leader.cluster
         self._out.append(handshake.proved(leader.key, LEADER, self._theirs, self._nonce, said))
         self._decoder = Decoder(0, 0, secrets.answers)
         if resume:
@@ -175,6 +191,17 @@ class Link:
             self.behind_at = ring.total_before(self.place)
         else:
             self.state = "comparing"
+
+    def _resumes(self, found: dict[str, Any]) -> int | None:
+        """Return the place at which the follower goes on, None if it has to compare its files."""
+        leader, session, place = self.leader, found.get("session"), found.get("place")
+        if not isinstance(place, int) or not leader.ring.first <= place <= leader.ring.next:
+            return None
+        if session == leader.session:
+            return place
+        if leader.continued is not None and session == leader.continued[0] and place <= leader.continued[1]:
+            return place
+        return None
 
     def _refuse(self, text: str) -> NoReturn:
         self.last_words = handshake.message(refused=text)
@@ -227,6 +254,8 @@ class Link:
     @property
     def wants(self) -> bool:
         """Whether `give` has something to send."""
+        if self.waits and not self._out:
+            return self.leader.may_be_cut(self.member)
         return bool(self._out) or self._steps is not None or (self._streaming and self.place < self.leader.ring.next)
 
     def _records(self) -> bytes:
@@ -256,6 +285,10 @@ class Link:
 
     def _compare(self) -> Iterator[bytes]:
         yield from self._look()
+        while not self.leader.may_be_cut(self.member):
+            self.waits = True
+            yield b""
+        self.waits = False
         yield from self._send_names()
         yield from self._send_files()
         ring = self.leader.ring

@@ -1,9 +1,19 @@
-"""Makes a broker's directory of one that has followed (`kvitto promote`). Nothing is asked of the old leader, which may be gone."""
+"""Makes a broker's directory of one that has followed (`kvitto promote`, and elections). Nothing is asked of the old leader, which may be
+gone.
+"""
 
 from __future__ import annotations
 
 from kvitto.cluster.handshake import Refused
-from kvitto.cluster.state import forget_boot, new_id, read_following, read_history, write_history
+from kvitto.cluster.state import (
+    HISTORY_KEPT,
+    election_id,
+    forget_boot,
+    new_id,
+    read_following,
+    read_history,
+    write_history,
+)
 from kvitto.store import paths
 from kvitto.store.disk import Disk
 
@@ -24,6 +34,10 @@ def promote(disk: Disk) -> int:
 
 def _promote(disk: Disk, where: str) -> int:
     following = read_following(disk)
+    if following is None and disk.exists(paths.MEMBER):
+        disk.unlink(paths.MEMBER)  # it leaves its cluster
+        disk.sync_dir("")
+        return len(read_history(disk))
     if following is None:
         raise Refused(
             f"{where} does not follow a leader: `kvitto serve --data-dir {where}` starts a broker on it as it is"
@@ -38,5 +52,23 @@ def _promote(disk: Disk, where: str) -> int:
     history = [*read_history(disk), new_id()]
     write_history(disk, history)
     disk.unlink(paths.FOLLOWS)
+    if disk.exists(paths.MEMBER):
+        disk.unlink(paths.MEMBER)
     disk.sync_dir("")
     return len(history)
+
+
+def begin_epoch(disk: Disk, epoch: int) -> None:
+    """Note durably that this directory leads in an epoch, before anything is done in it (R4). Its process has locked it.
+
+    Raises Refused if the directory is partly the old leader's and partly its own, which no member's is.
+    """
+    following = read_following(disk)
+    if following is not None and not following.complete:
+        raise Refused("this directory is not complete, and was elected all the same: tell Kvitto's makers")
+    history = read_history(disk)
+    forget_boot(disk)
+    write_history(disk, [*history[:1], *history[1:][-HISTORY_KEPT:], election_id(epoch)])
+    if following is not None:
+        disk.unlink(paths.FOLLOWS)
+        disk.sync_dir("")

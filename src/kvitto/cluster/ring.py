@@ -24,16 +24,20 @@ class Tap(Protocol):
         """Add a record to the stream, and copy its bytes, because the caller uses its buffers again. Return its place."""
         ...
 
+    def keep(self, kind: int, file: int, position: int, payload: bytes) -> None:
+        """Add a record as it came from a leader, whose next place is the ring's next one."""
+        self._put(kind, file, position, payload)
+
     def sync_point(self, files: Sequence[int], directories: Sequence[str]) -> int:
         """Add a SYNC record, and return its place. A follower that acknowledges this place has everything before it on its disk."""
         ...
 
 
 class Ring:
-    def __init__(self, most: int = RING_BYTES) -> None:
-        self.first = 0
+    def __init__(self, most: int = RING_BYTES, first: int = 0) -> None:
+        self.first = first
         """The place of the oldest record that the ring still has."""
-        self.next = 0
+        self.next = first
         """The place of the next record."""
         self.total = 0
         """The bytes of all records that were ever put into the ring."""
@@ -52,12 +56,16 @@ class Ring:
             self._put(kind, file, position + at, data[at : at + PAYLOAD_BYTES_MAX])
         return self.next - 1
 
+    def keep(self, kind: int, file: int, position: int, payload: bytes) -> None:
+        """Add a record as it came from a leader, whose next place is the ring's next one."""
+        self._put(kind, file, position, payload)
+
     def sync_point(self, files: Sequence[int], directories: Sequence[str]) -> int:
         for payload in sync_payloads(files, directories):
             self._put(Kind.SYNC, 0, 0, payload)
         return self.next - 1
 
-    def _put(self, kind: Kind, file: int, position: int, data: bytes) -> int:
+    def _put(self, kind: int, file: int, position: int, data: bytes) -> int:
         place = self.next
         self.total += HEADER.size + len(data)
         self._records[place] = covered(kind, file, position, len(data)), data, self.total

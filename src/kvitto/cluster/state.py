@@ -1,9 +1,10 @@
-"""What a data directory remembers of replication, in two small files of its own that are never sent.
+"""What a data directory remembers of replication, in small files of its own that are never sent.
 
 `history` has one random id for each time when a directory has begun to lead: the first one when it gets its first followers, another one
-with each promotion. Its length is the epoch. A follower has that of its leader. A directory may follow another one if its own history is
-the beginning of that one's; else it has been promoted itself since, or belongs to others. `follows` is there as long as the directory
-follows, and no broker starts on it.
+with each promotion. A follower has that of its leader. A directory may follow another one if its own history is the beginning of that
+one's; else it has been promoted itself since, or belongs to others. In a cluster that elects its leaders the ids of elections begin with the
+epoch, and the register says whom to follow. `follows` is there as long as the directory follows, and no broker starts on it. `member` says
+which member of which cluster the directory is.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ import secrets
 from dataclasses import asdict, dataclass, field
 
 from kvitto.base.errors import StoreError
+from kvitto.cluster.records import StreamError
 from kvitto.store import paths
 from kvitto.store.disk import Disk, replace_small
 from kvitto.store.store import UNKNOWN_BOOT
 
 HISTORY_MAX = 500
+HISTORY_KEPT = 100
+"""Of the elections so many are remembered."""
 
 
 def new_id() -> str:
@@ -72,6 +76,42 @@ def write_following(disk: Disk, following: Following) -> None:
     replace_small(disk, paths.FOLLOWS, json.dumps(asdict(following)).encode() + b"\n")
 
 
+@dataclass
+class Member:
+    """The content of the file `member`. It is made with the directory, so a directory that was lost comes back as another member (R10)."""
+
+    cluster: str
+    """The id in the cluster's document."""
+    register: str
+    """Which register the document is in. One that was restored from a backup is another one, and is not obeyed (R9)."""
+    member: str = field(default_factory=new_id)
+
+
+def read_member(disk: Disk) -> Member | None:
+    """Read the file `member`. Return None if the directory belongs to no cluster."""
+    if not disk.exists(paths.MEMBER):
+        return None
+    try:
+        return Member(**json.loads(disk.read_file(paths.MEMBER)))
+    except (ValueError, TypeError):
+        raise StoreError(f"{paths.MEMBER} cannot be read: join the cluster with an empty directory") from None
+
+
+def write_member(disk: Disk, member: Member) -> None:
+    replace_small(disk, paths.MEMBER, json.dumps(asdict(member)).encode() + b"\n")
+
+
+def election_id(epoch: int) -> str:
+    """Return an id for the history of who was elected."""
+    return f"{epoch}:{new_id()}"
+
+
+def epoch_of(history: list[str]) -> int:
+    """Return the epoch of the last election in a history, 0 if there is none."""
+    epoch, colon, _ = history[-1].partition(":") if history else ("", "", "")
+    return int(epoch) if colon and epoch.isascii() and epoch.isdigit() else 0
+
+
 def forget_boot(disk: Disk) -> None:
     """Have the next broker flag all that waits, as after a power cut: the leader's last deliveries may not have come."""
     replace_small(disk, paths.BOOT, UNKNOWN_BOOT)
@@ -92,3 +132,15 @@ def why_not(own: list[str], leaders: list[str]) -> str:
             "decide which of them is right, and let the other one follow with an empty directory"
         )
     return "this directory belongs to another leader: choose an empty directory, or one that has followed that leader"
+
+
+def why_not_elected(own: list[str], leaders: list[str], epoch: int) -> str:
+    """Return why a directory with the history `own` may not follow the leader of this epoch, which has another one; "" if it may.
+
+    Who was elected has everything that was confirmed, so nothing else is asked. Raises StreamError if another epoch is led there.
+    """
+    if epoch_of(leaders) != epoch or epoch_of(own) > epoch:
+        raise StreamError(f"it leads epoch {epoch_of(leaders)}, and not {epoch}")
+    if epoch_of(own) == epoch and own != leaders:
+        return f"two nodes were elected in epoch {epoch}: etcd was set back. Stop all nodes, and choose one of them"
+    return ""

@@ -74,10 +74,12 @@ class TapFile:
 class TapDisk:
     """A disk that tells the tap each change. The files that exist when the directory is locked get numbers at that moment."""
 
-    def __init__(self, disk: Disk, tap: Tap) -> None:
+    def __init__(self, disk: Disk, tap: Tap, known: Tree | None = None) -> None:
+        """`known`: the files, if the stream that goes on here has numbers for them already."""
         self.inner = disk
         self.tap = tap
         self.tree = Tree()
+        self._known = known
         self._numbers = 0
         self._changed: set[str] = set()
         """The directories with changed names that no sync point covers yet."""
@@ -112,6 +114,9 @@ class TapDisk:
 
     def lock(self, path: str) -> object:
         lock = self.inner.lock(path)
+        if self._known is not None:
+            self._inherit(self._known)
+            return lock
         for found, directory in walk(self.inner):
             if directory:
                 self.tree.make_directory(found)
@@ -120,6 +125,19 @@ class TapDisk:
                 self.tree.name(found, self._node(file.size()))
                 file.close()
         return lock
+
+    def _inherit(self, known: Tree) -> None:
+        """Take the names and numbers that the stream knows. They are what the disk has."""
+        for directory in known.directories():
+            self.tree.make_directory(directory)
+        nodes: dict[int, Node] = {}
+        for path, old in known.files():
+            node = nodes.get(old.number)
+            if node is None:
+                node = nodes[old.number] = Node(old.number, old.length)
+            self.tree.name(path, node)
+        self._numbers = max(nodes, default=0)
+        self._known = None
 
     def _node(self, length: int = 0) -> Node:
         self._numbers += 1

@@ -18,7 +18,7 @@ cdef class Driving(Driver):
     cdef public Hub hub
     cdef public Pacing pacing
     cdef public object poller
-    cdef public object _loop, _due, _lazy, _timer, _error
+    cdef public object _loop, _due, _lazy, _timer, _error, tenure
     cdef public Syncer _syncer
     cdef public bint _turn_wanted, lagging
     cdef public int _quick, _without

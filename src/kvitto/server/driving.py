@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kvitto.broker.broker import Broker
     from kvitto.server.poller import Loop, Poller
     from kvitto.server.syncer import Syncer
+    from kvitto.server.tenure import Tenure
     from kvitto.store.store import Store
 
 LAZY_SYNC_S = 0.2
@@ -67,6 +68,8 @@ class Driving(Driver):
         self._without = 0
         """How many commits there were since the last one with settlement logs, up to WITHOUT."""
         self.pacing = Pacing()
+        self.tenure: Tenure | None = None
+        """The time for which this node leads its cluster, None if it belongs to none."""
         self.lagging = False
         """Whether the followers for which confirms wait are far behind."""
         self.received = 0
@@ -77,6 +80,10 @@ class Driving(Driver):
 
     def fail(self, error: Exception) -> None:
         """Stop without confirming anything, because the disk cannot be trusted any more (C8)."""
+        raise NotImplementedError
+
+    def step_down(self, why: str) -> None:
+        """End at once, as if the process were killed: another node leads, or may. Nothing more is confirmed."""
         raise NotImplementedError
 
     def schedule(self) -> None:
@@ -118,6 +125,9 @@ class Driving(Driver):
             # this turn does its work: if both ran, each would schedule another one, and every sync would add one for good
             self._due.cancel()
             self._due = None
+        if self.tenure is not None and not self.tenure.holds():
+            self.step_down("its lease has ended, and another node may lead")
+            return
         began = ticks.seconds()
         self.hub.turn()
         if self.broker.jobs.waiting:

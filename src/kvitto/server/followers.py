@@ -17,7 +17,7 @@ from typing import Protocol
 
 from kvitto.base.config import Config, address
 from kvitto.base.errors import StoreError
-from kvitto.cluster.gate import Gate, in_sync
+from kvitto.cluster.gate import Count, Enough, Gate, acknowledged, few, in_sync
 from kvitto.cluster.handshake import Refused, read_key
 from kvitto.cluster.link import Behind, Leader, Link
 from kvitto.cluster.records import CHUNK_BYTES, Kind, StreamError
@@ -25,6 +25,7 @@ from kvitto.cluster.ring import Ring
 from kvitto.cluster.state import begin_history
 from kvitto.cluster.tapping import TapDisk
 from kvitto.server.listening import bind, in_url
+from kvitto.server.tenure import Deposed, Election, Tenure
 from kvitto.store.commit import Commit, GroupCommit
 from kvitto.store.disk import Disk
 
@@ -46,6 +47,8 @@ LOOK_S = 0.02
 """A start that waits for followers looks this often whether they are in sync."""
 SILENT_S = 3.0
 """Publishers are blocked as if a follower were not in sync if nothing has come from it for this time. It answers four times a second."""
+WELL_S = 5.0
+"""A leader whose disk has not synced for so long, or whose loop stands still, lets another node lead."""
 GONE_S = 1.0
 """A follower that connects again replaces its old connection if nothing has come over that one for this time. The machine of the follower
 may have lost its power, and then the system still takes the old connection for a good one."""
@@ -69,15 +72,32 @@ class Clients(Protocol):
         """Pause fast publishers from the next turn on if followers are far behind, and resume them if not."""
         ...
 
+    def step_down(self, why: str) -> None:
+        """End at once, without confirming anything more: somebody else leads, or may."""
+        ...
+
 
 class Followers:
-    def __init__(self, config: Config, disk: Disk) -> None:
+    def __init__(self, config: Config, disk: Disk, election: Election | None = None) -> None:
+        """`election`: by which this node leads, if leaders are elected."""
         assert config.cluster_key is not None
-        self.ring = Ring()
-        self.disk = TapDisk(disk, self.ring)
+        inherited = election.inherited if election is not None else None
+        self.ring = inherited.ring if inherited is not None else Ring()
+        self.disk = TapDisk(disk, self.ring, inherited.tree if inherited is not None else None)
         self._host, self._wanted = address(config.followers)
         self._leader = Leader(self.disk, self.ring, read_key(config.cluster_key))
         self._leader.is_silent = lambda link: self._silent_s(link) > GONE_S
+        if inherited is not None:
+            self._leader.continued = inherited.session, self.ring.next
+        self.tenure: Tenure | None = None
+        """The time for which this node leads, None if there are no elections."""
+        self._enough: Enough | None = Count(config.min_in_sync - 1) if config.min_in_sync > 1 else None
+        """Who has to be in sync before anything is confirmed, None: nobody has."""
+        if election is not None:
+            self.tenure = self._enough = Tenure(election, self._silent_s)
+            self._leader.session = election.seat.process
+            self._leader.cluster = election.document.cluster
+            self._leader.may_be_cut = self.tenure.membership.may_be_cut
         self.port = 0
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._wakes: dict[Link, asyncio.Event] = {}
@@ -85,8 +105,6 @@ class Followers:
         self._beat: asyncio.TimerHandle | None = None
         self._seen = self._shown = 0
         self._reader = ThreadPoolExecutor(1, "kvitto-followers")
-        self._needed = config.min_in_sync - 1
-        """How many followers have to be in sync before anything is confirmed."""
         self._gate: Gate | None = None
         self._commits: GroupCommit
         self._clients: Clients
@@ -100,6 +118,11 @@ class Followers:
         """How many bytes of the stream enough followers have acknowledged."""
         self.given_up = False
         """Whether `wait_in_sync` was told to wait no longer."""
+        self.why_over = ""
+        """Why this broker leads no more."""
+        self._beaten_at = time.monotonic()
+        self._running: Commit | None = None
+        self._running_since = 0.0
 
     @property
     def address(self) -> str:
@@ -119,6 +142,8 @@ class Followers:
             self.disk.sync_point(commit.files, commit.dirs)
             if self._gate is not None:
                 self._gate.begun(commit.number, before)
+                if self.tenure is not None and not self.tenure.membership.waits:
+                    asyncio.get_running_loop().call_soon(self._acknowledged)  # nobody else will
 
         self._commits = commits
         commits.begun = begun
@@ -130,19 +155,30 @@ class Followers:
 
         No client may see what this broker has before that, since it may be on this disk alone.
         """
-        if not self._needed:
+        if self._enough is None:
             return
-        log.info("followers are accepted at %s; clients are served when %s", self.address, few(self._needed))
+        if isinstance(self._enough, Count):
+            needed = few(self._enough.followers)
+            log.info("followers are accepted at %s; clients are served when %s", self.address, needed)
         place = self._tell_time() + 1
-        while not self.given_up and sum(link.acknowledged >= place for link in in_sync(self.links)) < self._needed:
+        began, said = time.monotonic(), False
+        while not self.given_up and (self._enough.reached(acknowledged(self.links), place) or 0) < place:
             await asyncio.sleep(LOOK_S)
+            if self.why_over:
+                raise Deposed(self.why_over)
+            if self.tenure is not None:
+                self._look_at_members()
+                if not said and time.monotonic() - began > SILENT_S:
+                    said = True
+                    why = self.tenure.why_blocked(self._awake()) or "members have not everything yet"
+                    log.info("no clients are served yet: %s", why)
 
     def close_gate(self, clients: Clients) -> None:
         """Begin to make clients wait: only commits that enough followers have synced are announced, and publishers are blocked while there
         are too few followers.
         """
-        if self._needed:
-            self._gate, self._clients = Gate(self.ring, self._needed, clients.allow), clients
+        if self._enough is not None:
+            self._gate, self._clients = Gate(self.ring, self._enough, clients.allow), clients
             self._reached = self.ring.total
             clients.allow(self._commits.syncs)
 
@@ -155,29 +191,62 @@ class Followers:
         """Return for how long nothing has come from a follower."""
         return time.monotonic() - self._received_at.get(link, 0.0)
 
+    def _awake(self) -> dict[str, int]:
+        """Return up to which byte of the stream each follower has everything that is in sync and not silent, by its name."""
+        return {link.member: link.behind_at for link in in_sync(self.links) if self._silent_s(link) < SILENT_S}
+
+    def _look_at_members(self) -> None:
+        """Have the register told who is in sync, if that has changed."""
+        if self.tenure is not None:
+            self.tenure.look(self.links, self._gate.announced if self._gate is not None else self.ring.next)
+
+    def _members_changed(self) -> None:
+        """Confirm what the members that are left have, and go on with directories that may be changed now."""
+        self._acknowledged()
+        self._look_who_is_in_sync()
+        self._wake()
+
+    def _end_tenure(self, why: str) -> None:
+        self.why_over = why
+        if self._gate is not None:
+            self._clients.step_down(why)
+
+    def _is_well(self) -> bool:
+        """Return whether the loop runs and the disk syncs. The thread of the lease asks, so that another node may lead if not."""
+        now = time.monotonic()
+        return now - self._beaten_at < WELL_S and (self._running is None or now - self._running_since < WELL_S)
+
+    def _look_whether_well(self) -> None:
+        self._beaten_at = now = time.monotonic()
+        if self._commits.running is not self._running:
+            self._running, self._running_since = self._commits.running, now
+        elif self._running is not None and now - self._running_since >= WELL_S:
+            self._end_tenure(f"its disk has not synced for {WELL_S:g} s")
+
     def _acknowledged(self) -> None:
         """Announce what the latest acknowledgement of a follower allows, and let publishers go on that were paused for it."""
+        if self.tenure is not None:
+            self.tenure.heard(self.links)
         if self._gate is not None:
             self._gate.look(self.links)
-            self._look_at_lag(in_sync(self.links))
+            self._look_at_lag({link.member: link.behind_at for link in in_sync(self.links)})
 
     def _look_who_is_in_sync(self) -> None:
         """Block publishers while too few followers are in sync. A silent follower does not count."""
-        if self._gate is None:
+        if self._gate is None or self._enough is None:
             return
-        awake = [link for link in in_sync(self.links) if self._silent_s(link) < SILENT_S]
-        blocked = len(awake) < self._needed
-        if blocked != self._blocked:
-            self._blocked = blocked
-            text = f"low on followers: {len(awake)} in sync, and nothing is confirmed before {few(self._needed)}"
-            self._clients.block(text if blocked else None, "followers")
+        awake = self._awake()
+        why = self._enough.why_blocked(awake)
+        if bool(why) != self._blocked:
+            self._blocked = bool(why)
+            self._clients.block(why or None, "followers")
         self._look_at_lag(awake)
 
-    def _look_at_lag(self, links: list[Link]) -> None:
+    def _look_at_lag(self, awake: dict[str, int]) -> None:
         """Pause fast publishers while followers are far behind, unless all publishers are blocked anyway."""
         if self._gate is None:
             return
-        reached = self._gate.reached(link.behind_at for link in links)
+        reached = self._gate.reached(awake)
         if reached is not None:
             self._reached = reached
         lag = self.ring.total - self._reached
@@ -194,6 +263,10 @@ class Followers:
         for more in sockets[1:]:
             more.close()
         self.ring.on_put = self._wake
+        if self.tenure is not None:
+            self.tenure.on_change, self.tenure.on_end = self._members_changed, self._end_tenure
+            self.tenure.lease.is_well = self._is_well
+            self.tenure.begin()
         self._every_time()
 
     def _every_time(self) -> None:
@@ -201,6 +274,12 @@ class Followers:
         loop = asyncio.get_running_loop()
         self._beat = loop.call_later(TIME_S, self._every_time)
         self._look_who_is_in_sync()
+        self._look_at_members()
+        if self.tenure is not None:
+            self._look_whether_well()
+            self.tenure.mark(self.ring.next)
+            for wake in self._wakes.values():  # a follower that waits is told that the leader is there
+                wake.set()
         if self._leader.links and self._seen == self.ring.next:
             self._tell_time()
         self._seen = self.ring.next
@@ -219,7 +298,7 @@ class Followers:
 
     def _wake(self) -> None:
         if self._gate is not None and not self._lagging and self.ring.total - self._reached > SLOW_BYTES:
-            self._look_at_lag(in_sync(self.links))
+            self._look_at_lag({link.member: link.behind_at for link in in_sync(self.links)})
         for event in self._wakes.values():
             event.set()
 
@@ -239,6 +318,8 @@ class Followers:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._reader.shutdown(wait=False)
+        if self.tenure is not None:
+            self.tenure.stop(give_up=True)
 
     # -- one connection ----------------------------------------------------------------------------------------------
 
@@ -320,11 +401,7 @@ class Followers:
             if link.state != state:
                 state = link.state
                 log.info("follower %s is %s", link.where, state)
-
-
-def few(count: int) -> str:
-    """Say in words that so many followers are in sync."""
-    return f"{count} {'is' if count == 1 else 'are'} in sync"
+                self._look_at_members()
 
 
 def set_up(writer: asyncio.StreamWriter) -> None:

@@ -36,6 +36,7 @@ from kvitto.server.peer import INBOX, Peer
 from kvitto.server.poller import Loop
 from kvitto.server.shovels import Shovels
 from kvitto.server.syncer import Syncer
+from kvitto.server.tenure import Deposed, Election
 from kvitto.server.tls import TlsFiles
 from kvitto.server.watch import ConnectionWatch
 from kvitto.server.watermarks import Watermarks
@@ -61,10 +62,17 @@ CLEAN_BEATS = 300
 
 
 class Server(Driving):
-    def __init__(self, config: Config, disk: Disk | None = None, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        disk: Disk | None = None,
+        clock: Clock | None = None,
+        election: Election | None = None,
+    ) -> None:
+        """`election`: by which this node leads its cluster, None if it belongs to none."""
         clock = clock or SystemClock()
         disk = disk or RealDisk(str(config.data_dir))
-        self.followers = Followers(config, disk) if config.followers else None
+        self.followers = Followers(config, disk, election) if config.followers else None
         """Those who keep a copy of the data directory, None without --followers."""
         super().__init__(Store(self.followers.disk if self.followers else disk, clock, sync=config.sync), clock)
         self.config = config
@@ -159,6 +167,8 @@ class Server(Driving):
                     await self.stop()
                     return
                 self.followers.close_gate(self)
+                if self.followers.tenure is not None:
+                    self.tenure = self.followers.tenure
             self.port = await self._listen(config.port)
             if config.tls_port is not None:
                 self.tls_port = await self._listen(config.tls_port, self._tls)
@@ -276,6 +286,18 @@ class Server(Driving):
             self.store.fail(error)
             trace = None if isinstance(error, StoreError) else error
             log.critical("%s; stopping, and nothing more will be confirmed", error, exc_info=trace)
+            for connection in list(self.hub.connections):
+                connection.transport.abort()
+            self._ended.set()
+
+    def step_down(self, why: str) -> None:
+        """End at once, as if the process were killed: another node leads, or may. Nothing more is confirmed."""
+        if self._error is None:
+            self._error = Deposed(why)
+            self.store.fail(self._error)
+            log.warning("this node leads no more: %s", why)
+            for server in self._servers:
+                server.close()
             for connection in list(self.hub.connections):
                 connection.transport.abort()
             self._ended.set()

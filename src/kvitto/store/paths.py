@@ -24,6 +24,8 @@ HISTORY = "history"
 """The file that names the leaders that there have been of this directory."""
 REPLACED = "replaced"
 """What a follower had and its leader had not."""
+MEMBER = "member"
+"""The file that says which member of which cluster a directory is."""
 
 ROOT = frozenset(
     (
@@ -41,13 +43,14 @@ ROOT = frozenset(
         FOLLOWS,
         HISTORY,
         REPLACED,
+        MEMBER,
     )
 )
 """All names in the data directory itself. A file that is being written may have `.new` behind its name."""
 NOBODYS = "lost+found"
 """A directory that file systems make in their own root."""
 
-LOCAL = frozenset((LOCK, BOOT, SPARE, TRANSIENT, STAGING, INCOMPLETE, FOLLOWS, HISTORY, REPLACED, NOBODYS))
+LOCAL = frozenset((LOCK, BOOT, SPARE, TRANSIENT, STAGING, INCOMPLETE, FOLLOWS, HISTORY, REPLACED, MEMBER, NOBODYS))
 """The names in the data directory itself that are of one machine: they are not replicated."""
 
 SEGMENT_SUFFIX = ".log"

@@ -1,0 +1,330 @@
+"""`kvitto serve --etcd`: a node of a cluster, which follows the leader, and leads when it has been elected. `cli.serve` calls it.
+
+A node that has led and may not any more begins anew in the same process (`exec`), so that nothing of its broker is left.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from kvitto.base.clock import SystemClock
+from kvitto.base.config import Config, address
+from kvitto.base.errors import StoreError, StoreFull
+from kvitto.cli.following import AGAIN_S, CONNECT_S, Stopped, stop, talk
+from kvitto.cluster.etcd import Etcd
+from kvitto.cluster.follower import Follower
+from kvitto.cluster.handshake import Refused, read_key
+from kvitto.cluster.lease import TTL_S, Lease, boottime
+from kvitto.cluster.promotion import begin_epoch
+from kvitto.cluster.records import StreamError
+from kvitto.cluster.register import Document, Register, RegisterError, Seat, Seen, Unanswered
+from kvitto.cluster.state import (
+    Member,
+    epoch_of,
+    new_id,
+    read_following,
+    read_history,
+    read_member,
+    why_not_elected,
+    write_member,
+)
+from kvitto.server.listening import in_url
+from kvitto.server.notify import Notify
+from kvitto.server.tenure import PROMISE_S, Deposed, Election
+from kvitto.store import paths
+from kvitto.store.disk import Disk, RealDisk
+from kvitto.store.store import refuse_incomplete, refuse_inside
+
+log = logging.getLogger("kvitto")
+
+SILENCE_S = 4.0
+"""A leader says four times a second that it is there."""
+WATCH_S = 1.0
+"""So often a follower looks whether its leader still leads."""
+REST_S = 0.2
+
+
+def run_node(config: Config, lead: Callable[[Election], int]) -> int:
+    """Follow and lead until a signal. `lead` runs a broker. Raises Refused, StoreError, ConfigError or RegisterError."""
+    disk = RealDisk(str(config.data_dir))
+    refuse_inside(disk)
+    disk.makedirs("")
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    notify = Notify(os.environ)
+    try:
+        lock = disk.lock(paths.LOCK)
+        refuse_incomplete(disk)
+        register = Etcd(config.etcd.split(","), config.cluster)
+        candidate = Candidate(config, disk, register, notify)
+        election = candidate.wait()
+        del lock, candidate
+    except Stopped:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+        log.info("stopping")
+        notify.stopping()
+        return 0
+    except RegisterError as error:
+        raise Refused(str(error)) from None
+    try:
+        return lead(election)
+    except Deposed:
+        begin_anew()
+    finally:
+        election.lease.stop(give_up=False)
+
+
+def begin_anew() -> int:
+    """Start this process once more, with the same number and the same arguments."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+class Candidate:
+    """A node that does not lead: it follows whoever does, and is elected when nobody does."""
+
+    def __init__(self, config: Config, disk: RealDisk, register: Etcd, notify: Notify) -> None:
+        self._config = config
+        self._disk = disk
+        self._register: Register = register
+        self._where = f"cluster {register.name} in etcd at {register.where}"
+        self._notify = notify
+        self._key = read_key(config.cluster_key) if config.cluster_key is not None else b""
+        self._process = new_id()
+        self._said = ""
+        self._epoch = 0
+        """The epoch of the leader that is being followed."""
+        self._follower: Follower | None = None
+        self._followed = ""
+        """The last leader's process that has sent something."""
+        self._last: Seat | None = None
+        self._dead = ""
+        """A leader's process that has ended, as its machine says."""
+        self._promised_until = boottime() + PROMISE_S
+        """Until then this node does not try to lead: an earlier process of it may have promised that just before its end."""
+        self.member: Member
+
+    def wait(self) -> Election:
+        """Follow until this node is elected. Raises Refused, StoreError, RegisterError, or Stopped."""
+        self.member = self._known(self._seen())
+        line = f"kvitto node member={self.member.member[:8]} cluster={self._config.cluster} data={self._disk.root} pid={os.getpid()}"
+        print(line, flush=True)
+        self._notify.ready(line)
+        while True:
+            seen = self._seen()
+            self._known(seen)
+            document, seat = seen.document, seen.seat
+            assert document is not None
+            if seat is None or seat.member == self.member.member or seat.process == self._dead:
+                # as this process has locked the directory, an earlier process of this member has ended
+                if (why := self._why_not(document, seat)) or (election := self._stand(seen)) is None:
+                    self._say(why or "somebody else was elected")
+                    time.sleep(REST_S)
+                    continue
+                return election
+            self._follow(seat, document.epoch)
+
+    def _seen(self) -> Seen:
+        """What the register holds. It is asked until it answers."""
+        while True:
+            try:
+                return self._register.read()
+            except Unanswered as error:
+                self._say(str(error))
+                time.sleep(REST_S)
+
+    def _say(self, text: str) -> None:
+        if text and text != self._said:
+            log.info("%s", text)
+            self._said = text
+
+    # -- what the directory says -----------------------------------------------------------------------------------
+
+    def _known(self, seen: Seen) -> Member:
+        """Compare the document with what the directory remembers (R9). Return which member the directory is."""
+        document, disk = seen.document, self._disk
+        if document is None:
+            raise Refused(f"there is no {self._where}: `kvitto cluster init` makes it, on the node whose messages are kept")
+        own = read_member(disk)
+        if own is None:
+            names = [name for name in disk.listdir("") if name not in (paths.LOCK, paths.NOBODYS)]
+            if names:
+                raise Refused(
+                    f"{disk.root} is not empty and belongs to no cluster, it holds {names[0]!r}: choose an empty directory, or "
+                    "`kvitto cluster init` makes a cluster of it"
+                )
+            own = Member(document.cluster, seen.identity)
+            write_member(disk, own)
+        if own.cluster != document.cluster:
+            raise Refused(f"{disk.root} belongs to another cluster than the {self._where}: use an empty directory there")
+        if own.register != seen.identity:
+            raise Refused(
+                f"the {self._where} is another etcd than the one that {disk.root} knows, perhaps restored from a backup. It may "
+                "name nodes that lack messages. If you know that this directory has everything, stop all nodes and say "
+                f"`kvitto cluster force --data-dir {disk.root}`"
+            )
+        if document.epoch < (epoch := epoch_of(read_history(disk))):
+            raise Refused(
+                f"{disk.root} knows epoch {epoch}, and the {self._where} is at {document.epoch}: it was set back. If you know that "
+                f"this directory has everything, stop all nodes and say `kvitto cluster force --data-dir {disk.root}`"
+            )
+        return own
+
+    # -- following -----------------------------------------------------------------------------------------------
+
+    def _follow(self, seat: Seat, epoch: int) -> None:
+        """Follow a leader until the connection ends."""
+        follower, self._epoch = self._follower, epoch
+        if follower is None:
+            follower = self._follower = Follower(
+                self._disk, SystemClock(), self._key, seat.address, log.info, self._judge, self.member
+            )
+        follower.where = seat.address
+        watch, why = None, ""
+        try:
+            with socket.create_connection(address(seat.address), CONNECT_S) as sock:
+                watch = Watch(self._register, seat, sock)
+                talk(follower, sock, SILENCE_S, lambda: self._heard(seat))
+            why = "the leader has closed the connection"
+        except ConnectionRefusedError as error:
+            why = str(error)
+            if self._followed == seat.process:
+                self._is_dead(seat)
+                return
+        except StoreFull as error:
+            why = f"{error}; nothing more is taken until there is room"
+        except StreamError as error:
+            why = f"refused what came: {error}"
+        except OSError as error:
+            why = str(error)
+        finally:
+            if watch is not None:
+                watch.stop()
+        self._say(f"{seat.address}: {why}; trying again")
+        time.sleep(0 if self._followed == seat.process and self._dead != seat.process and not watch else AGAIN_S)
+
+    def _is_dead(self, seat: Seat) -> None:
+        """The machine of a leader says that nobody listens there any more: its process has ended, and nothing was promised to others."""
+        self._dead = seat.process
+        self._promised_until = 0.0
+        self._say(f"the leader at {seat.address} has ended")
+
+    def _look_whether_dead(self) -> None:
+        """Look whether the last leader's process has ended, if its seat is free."""
+        seat = self._last
+        if seat is None or seat.process == self._dead:
+            return
+        try:
+            socket.create_connection(address(seat.address), REST_S).close()
+        except ConnectionRefusedError:
+            self._is_dead(seat)
+        except OSError:
+            pass
+
+    def _heard(self, seat: Seat) -> None:
+        self._followed = seat.process
+        self._last = seat
+        self._promised_until = boottime() + PROMISE_S
+
+    def _judge(self, own: list[str], leaders: list[str]) -> str:
+        """Say why this directory may not follow a leader with this history."""
+        return why_not_elected(own, leaders, self._epoch)
+
+    # -- elections -------------------------------------------------------------------------------------------------
+
+    def _why_not(self, document: Document, seat: Seat | None) -> str:
+        """Say why this node may not try to lead; "" if it may."""
+        me = self.member.member
+        if me not in document.members:
+            return f"nobody leads; this node has not everything: waiting for {', '.join(m[:8] for m in document.members)}"
+        following = read_following(self._disk)
+        if following is not None and not following.complete:
+            return "nobody leads; this directory is not complete"
+        alone = document.members == (me,) or not document.epoch or document.leader == me
+        if not alone and seat is None and boottime() < self._promised_until:
+            self._look_whether_dead()
+            if self._promised_until:
+                return "nobody leads; this node has promised to wait"
+        return ""
+
+    def _stand(self, seen: Seen) -> Election | None:
+        """Try to be elected. Return None if another one was, or nobody."""
+        document = seen.document
+        assert document is not None
+        if self._follower is not None:
+            self._follower.settle()
+        me = self.member.member
+        config = self._config
+        host, port = config.advertised
+        clients = f"{in_url(config.host)}:{config.port}"
+        seat = Seat(me, self._process, f"{in_url(host)}:{port}", clients)
+        sent = boottime()
+        try:
+            lease = self._register.grant(TTL_S)
+            wanted = document.elected(me)
+            version = self._register.elect(wanted, seen.version, seat, lease, seen.seat)
+        except Unanswered as error:
+            self._say(str(error))
+            now = self._seen()  # it may have happened all the same
+            if now.seat != seat or now.document is None or now.document.epoch != document.epoch + 1:
+                return None
+            wanted, version = now.document, now.version
+        if version is None:
+            return None
+        held = Lease(self._register, seat, lease, sent)
+        try:
+            begin_epoch(self._disk, wanted.epoch)
+        except BaseException:
+            held.stop(give_up=True)
+            raise
+        inherited = self._follower.inherit() if self._follower is not None else None
+        before = document.leader if document.leader != me else ""
+        log.info("elected: this node leads epoch %d", wanted.epoch)
+        return Election(self._register, wanted, version, seat, held, inherited, before)
+
+
+class Watch:
+    """Ends the connection to a leader that leads no more, and has not noticed."""
+
+    def __init__(self, register: Register, seat: Seat, sock: socket.socket) -> None:
+        self._register = register
+        self._seat = seat
+        self._sock = sock
+        self._ended = threading.Event()
+        threading.Thread(target=self._run, name="kvitto-watch", daemon=True).start()
+
+    def _run(self) -> None:
+        while not self._ended.wait(WATCH_S):
+            with suppress(Unanswered, RegisterError):
+                seat = self._register.read().seat
+                if seat is not None and seat.process != self._seat.process and not self._ended.is_set():
+                    with suppress(OSError):
+                        self._sock.shutdown(socket.SHUT_RDWR)
+                    return
+
+    def stop(self) -> None:
+        self._ended.set()
+
+
+def refuse_member(disk: Disk) -> None:
+    """Raise Refused if a directory belongs to a cluster, which may have gone on without it."""
+    try:
+        own = read_member(disk) if disk.exists("") else None
+    except StoreError:
+        own = Member("", "")
+    if own is not None:
+        where = getattr(disk, "root", "the directory")
+        raise Refused(
+            f"{where} belongs to a cluster: serve it with --etcd. If the cluster is gone for good, `kvitto promote {where}` makes a "
+            "broker of it that stands alone"
+        )

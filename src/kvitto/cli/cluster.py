@@ -1,0 +1,163 @@
+"""`kvitto cluster`: makes a cluster, shows it, and begins it anew by an operator's word. `main.main` calls it.
+
+All sub-commands speak with etcd, not with a node. Exit codes: 0 done, 1 refused, and nothing has been changed, 3 etcd does not answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from kvitto.base.config import ConfigError
+from kvitto.base.errors import StoreError
+from kvitto.base.table import printable
+from kvitto.cluster.etcd import Etcd
+from kvitto.cluster.handshake import Refused
+from kvitto.cluster.register import MEMBERS_MAX, Document, RegisterError, Unanswered
+from kvitto.cluster.state import Member, epoch_of, new_id, read_following, read_history, read_member, write_member
+from kvitto.store import paths
+from kvitto.store.disk import RealDisk
+from kvitto.store.store import refuse_incomplete, refuse_inside
+
+ETCD, CLUSTER = "KVITTO_ETCD", "KVITTO_CLUSTER"
+REFUSED, USAGE, UNANSWERED = 1, 2, 3
+MINIMUM = 2
+
+
+def add_parser(commands: Any) -> None:
+    text = "make a cluster of nodes that elect their leader by etcd, and look after it"
+    parser = commands.add_parser("cluster", help="make and show a cluster", description=text)
+    actions = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    def add(name: str, run: Callable[[argparse.Namespace, Etcd], None], text: str) -> argparse.ArgumentParser:
+        command: argparse.ArgumentParser = actions.add_parser(name, help=text, description=text)
+        etcd = os.environ.get(ETCD, "http://127.0.0.1:2379")
+        command.add_argument("--etcd", default=etcd, metavar="URL,...", help=f"(default: ${ETCD}, or {etcd})")
+        cluster = os.environ.get(CLUSTER, "kvitto")
+        command.add_argument("--cluster", default=cluster, metavar="NAME", help=f"(default: ${CLUSTER}, or {cluster})")
+        command.set_defaults(run=lambda args: answered(run, args))
+        return command
+
+    init = add("init", begin, "make a cluster whose first node is this directory; the others begin with empty ones")
+    init.add_argument("--data-dir", type=Path, required=True, metavar="DIR", help="a broker's directory, or a new one")
+    text = f"confirm what so many nodes have synced, the leader among them (default: {MINIMUM})"
+    init.add_argument("--min-in-sync", type=int, default=MINIMUM, metavar="N", help=text)
+    status = add("status", show, "show who leads, and who is in sync")
+    status.add_argument("--json", action="store_true", help="print one JSON object")
+    force = add("force", begin_again, "begin a cluster anew with this directory alone; what only other nodes have is lost")
+    force.add_argument("--data-dir", type=Path, required=True, metavar="DIR", help="the directory that has everything")
+
+
+def answered(run: Callable[[argparse.Namespace, Etcd], None], args: argparse.Namespace) -> int:
+    try:
+        run(args, Etcd(args.etcd.split(","), args.cluster))
+    except ConfigError as error:
+        return told(error, USAGE)
+    except (RegisterError, Refused, StoreError) as error:
+        return told(error, REFUSED)
+    except Unanswered as error:
+        return told(error, UNANSWERED)
+    return 0
+
+
+def told(error: Exception, code: int) -> int:
+    print(f"kvitto cluster: {printable(str(error))}", file=sys.stderr)
+    return code
+
+
+def begin(args: argparse.Namespace, register: Etcd) -> None:
+    if not 1 <= args.min_in_sync <= MEMBERS_MAX:
+        raise ConfigError(f"--min-in-sync must be 1 to {MEMBERS_MAX}, not {args.min_in_sync}")
+    seen = register.read()
+    if seen.document is not None:
+        raise Refused(f"there is a cluster {register.name} in etcd at {register.where} already: start its nodes")
+    disk = directory(args.data_dir)
+    with Locked(disk):
+        if read_following(disk) is not None:
+            raise Refused(f"{args.data_dir} follows a leader: begin with that one's directory, or promote this one first")
+        if read_member(disk) is not None:
+            raise Refused(
+                f"{args.data_dir} belongs to a cluster already, whose document is gone: `kvitto cluster force` writes it anew"
+            )
+        member = Member(new_id(), seen.identity)
+        document = Document(member.cluster, 0, "", (member.member,), args.min_in_sync)
+        write_member(disk, member)  # before the document, which would name somebody who is not there
+        try:
+            made = register.create(document)
+        except Unanswered:
+            made = register.read().document == document
+        if not made:
+            disk.unlink(paths.MEMBER)
+            raise Refused(f"somebody else has just made a cluster {register.name}")
+    print(f"cluster {register.name} is made; its first node is {args.data_dir} (member {member.member[:8]})")
+    print("start it, and the others with empty directories: kvitto serve --data-dir DIR --etcd ... --cluster-key FILE")
+    if args.min_in_sync > 1:
+        print(f"nothing is confirmed before {args.min_in_sync} nodes are in sync")
+
+
+def begin_again(args: argparse.Namespace, register: Etcd) -> None:
+    seen = register.read()
+    disk = directory(args.data_dir)
+    with Locked(disk):
+        member, following = read_member(disk), read_following(disk)
+        if member is None:
+            raise Refused(f"{args.data_dir} belongs to no cluster: `kvitto cluster init` makes one")
+        if following is not None and not following.complete:
+            raise Refused(f"{args.data_dir} is not complete: it is partly an older directory and partly the leader's")
+        if seen.seat is not None:
+            raise Refused(f"{seen.seat.member[:8]} leads at {seen.seat.address}: stop all nodes first")
+        before = seen.document
+        if before is not None and before.cluster != member.cluster:
+            raise Refused(f"cluster {register.name} in etcd at {register.where} is another one than {args.data_dir} knows")
+        epoch = max(epoch_of(read_history(disk)), before.epoch if before is not None else 0)
+        minimum = before.minimum if before is not None else 1
+        document = Document(member.cluster, epoch, "", (member.member,), minimum)
+        made = register.create(document) if before is None else register.change(document, seen.version) is not None
+        if not made:
+            raise Refused("the document was changed meanwhile: stop all nodes first")
+        write_member(disk, Member(member.cluster, seen.identity, member.member))
+    print(f"cluster {register.name} begins anew with {args.data_dir}: start it, and the others with empty directories")
+
+
+def show(args: argparse.Namespace, register: Etcd) -> None:
+    seen = register.read()
+    document, seat = seen.document, seen.seat
+    if document is None:
+        raise Refused(f"there is no cluster {register.name} in etcd at {register.where}: `kvitto cluster init` makes it")
+    if args.json:
+        print(json.dumps({**asdict(document), "seat": asdict(seat) if seat is not None else None}))
+        return
+    leader = f"{seat.member[:8]} at {seat.address}, clients at {seat.clients}" if seat is not None else "nobody"
+    print(f"cluster   {register.name} ({document.cluster[:8]}), epoch {document.epoch}")
+    print(f"leader    {leader}")
+    print(f"in sync   {len(document.members)}: {', '.join(member[:8] for member in document.members)}")
+    print(f"minimum   {document.minimum}")
+
+
+def directory(path: Path) -> RealDisk:
+    disk = RealDisk(str(path))
+    refuse_inside(disk)
+    disk.makedirs("")
+    refuse_incomplete(disk)
+    return disk
+
+
+class Locked:
+    """Nobody else uses a directory meanwhile."""
+
+    def __init__(self, disk: RealDisk) -> None:
+        self._disk = disk
+
+    def __enter__(self) -> None:
+        self._lock = self._disk.lock(paths.LOCK)
+
+    def __exit__(self, *_: object) -> None:
+        close = getattr(self._lock, "close", None)
+        if close is not None:
+            close()

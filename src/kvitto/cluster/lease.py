@@ -1,0 +1,99 @@
+"""The lease of a leader: a thread that renews it while the broker is well, and looks whether the seat is still this leader's.
+
+Nothing that is confirmed depends on it (docs/adr/0030). It tells the leader how long it may serve clients, and the others when they may try
+to lead. Its end is counted from the moment when a renewal was sent, by a clock that goes on while the machine sleeps.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from kvitto.cluster.register import Register, RegisterError, Seat, Seen, Unanswered
+
+log = logging.getLogger("kvitto")
+
+TTL_S = 5
+"""The seat of a leader that does not renew its lease is free after this time. etcd makes at least 2 of less."""
+MARGIN_S = 0.7
+"""A leader stops so long before its lease ends, as clocks may go at slightly different speeds."""
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def well() -> bool:
+    """Take the broker for well."""
+    return True
+
+
+def unheard(_seen: Seen) -> None:
+    """Nobody wants to know what the register holds."""
+
+
+def boottime() -> float:
+    """Return seconds of a clock that is never set, and that goes on while the machine sleeps, where the system has one."""
+    return time.clock_gettime(_CLOCK)
+
+
+class Lease:
+    def __init__(self, register: Register, seat: Seat, lease: str, sent: float) -> None:
+        """`sent`: when the request was sent that made the lease."""
+        self._register = register
+        self._seat = seat
+        self._lease = lease
+        self.until = sent + TTL_S - MARGIN_S
+        """Nobody else sits down before this time, by `boottime`."""
+        self.version: Callable[[], int] = int
+        """Returns the version of the document by which this node leads."""
+        self.is_well: Callable[[], bool] = well
+        self.on_seen: Callable[[Seen], None] = unheard
+        """Called in the thread with what the register holds, after each renewal."""
+        self._ended = threading.Event()
+        self._said = ""
+        self._thread = threading.Thread(target=self._run, name="kvitto-lease", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._ended.wait(TTL_S / 3):
+            try:
+                if self.is_well():
+                    self._renew()
+                    self._said = ""
+                else:
+                    self._tell("the broker is not well: its lease is not renewed")
+            except Unanswered as error:
+                self._tell(f"cannot renew the lease: {error}")
+            except RegisterError as error:
+                self._tell(str(error))
+
+    def _renew(self) -> None:
+        sent = boottime()
+        held = self._register.renew(self._lease)
+        seen = self._register.read()
+        if not held and seen.seat is None:
+            lease = self._register.grant(TTL_S)
+            if self._register.sit_down_again(self.version(), self._seat, lease):
+                log.warning("the lease had ended, and nobody else was elected: this node leads on")
+                self._lease, held = lease, True
+        elif seen.seat is None or seen.seat.process != self._seat.process:
+            held = False
+        if held:
+            self.until = sent + TTL_S - MARGIN_S
+        self.on_seen(seen)
+
+    def _tell(self, text: str) -> None:
+        if text != self._said:
+            log.warning("%s", text)
+            self._said = text
+
+    def stop(self, give_up: bool) -> None:
+        """End the thread. `give_up`: give the seat up at once."""
+        self._ended.set()
+        if not give_up:
+            return
+        self._thread.join()
+        try:
+            self._register.revoke(self._lease)
+        except (Unanswered, RegisterError) as error:
+            log.warning("cannot give the seat of the leader up, which is free in %d s: %s", TTL_S, error)

@@ -1,0 +1,162 @@
+"""The register of a cluster: one document, outside of all nodes, that says who leads and who has everything (docs/adr/0030).
+
+The document changes only by compare-and-swap on its version, so two nodes never change it in different ways. Beside it there is the
+**seat** of the leader, which goes by itself if the leader does not renew it: it says when somebody else may try to lead, and nothing that
+was confirmed depends on it. `etcd.py` keeps both in etcd; tests have a register of their own.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol
+
+MEMBERS_MAX = 17
+LEVEL = 1
+"""The form of the document. A node that does not know a document's level has to be updated first."""
+
+
+class RegisterError(Exception):
+    """The register cannot be used as it is, and trying again would not help. The text says what an operator has to do."""
+
+
+class Unanswered(Exception):
+    """The register has not answered in time, or cannot be reached. A change that was asked for may have been made, or may be made later."""
+
+
+@dataclass(frozen=True)
+class Document:
+    """What all nodes of a cluster agree on."""
+
+    cluster: str
+    """A random id, made with the document."""
+    epoch: int
+    """How many elections there were. 0: nobody has led yet."""
+    leader: str
+    """The member that was elected last, "" if none was."""
+    members: tuple[str, ...]
+    """The nodes that have everything that was confirmed, the leader among them. Only one of these can be elected (R3)."""
+    minimum: int
+    """How many nodes have to have synced what is confirmed (R8)."""
+
+    def elected(self, member: str) -> Document:
+        return replace(self, epoch=self.epoch + 1, leader=member)
+
+    def with_members(self, members: set[str]) -> Document:
+        return replace(self, members=tuple(sorted(members)))
+
+    def encoded(self) -> str:
+        return json.dumps({**asdict(self), "level": LEVEL})
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Who sits in the leader's seat."""
+
+    member: str
+    process: str
+    """A random id of the leader's process."""
+    address: str
+    """Where followers connect, HOST:PORT."""
+    clients: str = ""
+    """Where clients connect, for people."""
+
+    def encoded(self) -> str:
+        return json.dumps(asdict(self))
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the register holds at one moment."""
+
+    identity: str
+    """Which register this is. After it has been restored from a backup it is another one (R9)."""
+    document: Document | None
+    version: int
+    """The version of the document, which each change makes another one."""
+    seat: Seat | None
+
+
+class Register(Protocol):
+    """All calls block, for some seconds at most. They raise Unanswered, or RegisterError."""
+
+    def read(self) -> Seen: ...
+
+    def create(self, document: Document) -> bool:
+        """Store the first document. Return False if there is one."""
+        ...
+
+    def change(self, document: Document, version: int) -> int | None:
+        """Store a document in place of the one of this version. Return its version, or None if the document has changed since."""
+        ...
+
+    def elect(self, document: Document, version: int, seat: Seat, lease: str, old: Seat | None) -> int | None:
+        """Store a document as `change` does, and take the leader's seat in the same step. Nobody may sit there but `old`."""
+        ...
+
+    def sit_down_again(self, version: int, seat: Seat, lease: str) -> bool:
+        """Take the leader's seat, which has been lost. Return False if somebody has it, or the document is not of this version any more."""
+        ...
+
+    def grant(self, seconds: int) -> str:
+        """Make a lease. The seat that is taken with it goes when the lease has not been renewed for so many seconds."""
+        ...
+
+    def renew(self, lease: str) -> bool:
+        """Renew a lease. Return False if it has ended already."""
+        ...
+
+    def revoke(self, lease: str) -> None:
+        """End a lease, and give the seat up."""
+        ...
+
+
+def decoded(text: str) -> Document:
+    """Return a document from its text. Raises RegisterError if this Kvitto cannot read it."""
+    found = as_object(text)
+    if found.get("level") != LEVEL:
+        raise RegisterError(f"the cluster's document has level {found.get('level')}, this Kvitto knows {LEVEL}: update it")
+    try:
+        document = Document(
+            cluster=_text(found, "cluster"),
+            epoch=_number(found, "epoch"),
+            leader=_text(found, "leader"),
+            members=tuple(found["members"]),
+            minimum=_number(found, "minimum"),
+        )
+        if not all(isinstance(member, str) for member in document.members) or not document.members:
+            raise TypeError
+    except (KeyError, TypeError):
+        raise RegisterError("the cluster's document cannot be read: something else has written it") from None
+    return document
+
+
+def seat_from(text: str) -> Seat:
+    """Return a seat from its text. Raises RegisterError if this Kvitto cannot read it."""
+    found = as_object(text)
+    try:
+        return Seat(_text(found, "member"), _text(found, "process"), _text(found, "address"), _text(found, "clients"))
+    except (KeyError, TypeError):
+        raise RegisterError("the leader's seat cannot be read: something else has written it") from None
+
+
+def as_object(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise RegisterError("the cluster's document cannot be read: something else has written it")
+    return found
+
+
+def _text(found: dict[str, Any], name: str) -> str:
+    if not isinstance(found[name], str):
+        raise TypeError
+    return str(found[name])
+
+
+def _number(found: dict[str, Any], name: str) -> int:
+    if not isinstance(found[name], int):
+        raise TypeError
+    return int(found[name])

@@ -1,0 +1,196 @@
+"""The time for which this node leads, from its election to its end: whom it waits for, and how long it may serve clients.
+
+The rules are in `cluster/membership.py`. This asks the register in a thread of its own, knows who is silent, and counts the promises of
+followers. `Followers` calls it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from kvitto.cluster.follower import Inherited
+from kvitto.cluster.gate import in_sync
+from kvitto.cluster.lease import MARGIN_S, Lease, boottime
+from kvitto.cluster.link import Link
+from kvitto.cluster.membership import Membership
+from kvitto.cluster.register import Document, Register, RegisterError, Seat, Seen, Unanswered
+
+log = logging.getLogger("kvitto")
+
+GRACE_S = 0.25
+"""A member whose connection is gone is removed after this time, if it has not come again."""
+START_GRACE_S = 1.0
+"""At the beginning members get this much time to find the new leader."""
+SILENT_S = 3.0
+"""A member that has acknowledged nothing for this time is removed. It does so four times a second."""
+AGAIN_S = 0.5
+"""A register that has not answered is asked again after this time."""
+PROMISE_S = 5.0
+"""A follower that hears of its leader does not try to lead for this time."""
+MARKS_MAX = 64
+
+
+class Deposed(Exception):
+    """This node may not lead any more. The text says why."""
+
+
+@dataclass
+class Election:
+    """What a node that was elected begins with."""
+
+    register: Register
+    document: Document
+    version: int
+    seat: Seat
+    lease: Lease
+    inherited: Inherited | None
+    """What it has of the old leader's stream, None if followers have to compare their files."""
+    before: str
+    """The member that led before, "" if none did, or this one."""
+
+    @property
+    def member(self) -> str:
+        return self.seat.member
+
+
+class Tenure:
+    """Implements `kvitto.cluster.gate.Enough`."""
+
+    def __init__(self, election: Election, silent_s: Callable[[Link], float]) -> None:
+        """`silent_s` returns for how long nothing has come from a follower."""
+        self.membership = Membership(election.member, election.document, election.version)
+        self.lease = election.lease
+        self.seat = election.seat
+        self._register = election.register
+        self._silent_s = silent_s
+        self._before = election.before
+        self._began = time.monotonic()
+        self._missing: dict[str, float] = {}
+        """Since when each member that is not in sync has not been."""
+        self._marks: deque[tuple[int, float]] = deque(maxlen=MARKS_MAX)
+        """Places of the stream, and when they were the next ones: who acknowledges one has heard of this leader after that."""
+        self._promised_until = 0.0
+        self._again_at = 0.0
+        self._worker = ThreadPoolExecutor(1, "kvitto-register")
+        self.on_change: Callable[[], None] = int
+        """Called when the members are others."""
+        self.on_end: Callable[[str], None] = ended
+        """Called when the register says that this node leads no more."""
+
+    def begin(self) -> None:
+        """Begin to look whether the seat is still this node's. The loop calls this."""
+        loop = asyncio.get_running_loop()
+        self.lease.version = lambda: self.membership.version
+        self.lease.on_seen = lambda seen: loop.call_soon_threadsafe(self._saw, seen)  # type: ignore[assignment,return-value]
+
+    def stop(self, give_up: bool) -> None:
+        self.lease.stop(give_up)
+        self._worker.shutdown(wait=False)
+
+    # -- for the gate ----------------------------------------------------------------------------------------------
+
+    def reached(self, values: Mapping[str, int], most: int) -> int | None:
+        return self.membership.reached(values, most)
+
+    def why_blocked(self, awake: Mapping[str, int]) -> str:
+        membership = self.membership
+        synced = 1 + len(membership.waits & awake.keys())
+        if synced < membership.minimum:
+            return f"low on nodes: {synced} in sync, and nothing is confirmed with fewer than {membership.minimum}"
+        now = time.monotonic()
+        late = [member for member, since in self._missing.items() if now - since > SILENT_S + GRACE_S]
+        if late and membership.waits & set(late):
+            return f"node {late[0][:8]} does not answer, and the register cannot be told to go on without it"
+        return ""
+
+    # -- who is in sync --------------------------------------------------------------------------------------------
+
+    def look(self, links: Iterable[Link], announced: int) -> None:
+        """Ask the register for the members that should be. `announced`: the place behind what has been confirmed."""
+        links = list(links)
+        now = time.monotonic()
+        following = {link.member: link for link in in_sync(links) if self._silent_s(link) < SILENT_S}
+        for member in self.membership.waits | set(self._missing):
+            if member in following or member not in self.membership.waits:
+                self._missing.pop(member, None)
+            else:
+                self._missing.setdefault(member, now)
+        lost = [member for member, since in self._missing.items() if now - since >= self._grace(member, now)]
+        synced = [member for member, link in following.items() if link.acknowledged >= announced]
+        cut = [link.member for link in links if link.waits]
+        if now < self._again_at:
+            return
+        document = self.membership.propose(synced, lost, cut)
+        if document is not None:
+            loop = asyncio.get_running_loop()
+            asked = loop.run_in_executor(self._worker, self._ask, document, self.membership.version)
+            asked.add_done_callback(self._answered)
+
+    def _grace(self, member: str, now: float) -> float:
+        if member == self._before:  # it was elected out, and will have to compare its files
+            return 0.0
+        return START_GRACE_S if now - self._began < START_GRACE_S else GRACE_S
+
+    def _ask(self, document: Document, version: int) -> tuple[int | None, Seen | None]:
+        """Ask for a change. Return the new version, or what the register holds instead. It runs in the thread."""
+        try:
+            changed = self._register.change(document, version)
+            return changed, self._register.read() if changed is None else None
+        except (Unanswered, RegisterError) as error:
+            log.warning("the members cannot be changed: %s", error)
+            return None, None
+
+    def _answered(self, asked: asyncio.Future[tuple[int | None, Seen | None]]) -> None:
+        if asked.cancelled() or asked.exception() is not None:
+            return
+        version, seen = asked.result()
+        if version is None:
+            self.membership.not_changed(seen)
+            if seen is None:
+                self._again_at = time.monotonic() + AGAIN_S
+            self._end_if_over()
+            return
+        self.membership.changed(version)
+        members = self.membership.document.members
+        log.info("in sync: %d nodes, %s", len(members), ", ".join(member[:8] for member in members))
+        self.on_change()
+
+    def _saw(self, seen: Seen) -> None:
+        """What the register held after a renewal of the lease."""
+        self.membership.saw(seen)
+        self._end_if_over()
+
+    def _end_if_over(self) -> None:
+        if self.membership.why_over:
+            self.on_end(self.membership.why_over)
+
+    # -- how long clients are served -------------------------------------------------------------------------------
+
+    def mark(self, place: int) -> None:
+        """Note that this place of the stream is the next one. It is called four times a second."""
+        self._marks.append((place, boottime()))
+
+    def heard(self, links: Iterable[Link]) -> None:
+        """Count what followers have promised by their acknowledgements: not to try to lead for a while."""
+        others = self.membership.waits | (set(self.membership.document.members) - {self.membership.member})
+        found = {link.member: link.acknowledged for link in in_sync(links)}
+        if not others <= found.keys():
+            return
+        least = min((found[member] for member in others), default=0)
+        sent = max((at for place, at in self._marks if place <= least), default=0.0)
+        self._promised_until = max(self._promised_until, sent + PROMISE_S - MARGIN_S)
+
+    def holds(self) -> bool:
+        """Return whether nobody else can have been elected, so that clients may be served."""
+        now = boottime()
+        return now < self.lease.until or now < self._promised_until or self.membership.alone
+
+
+def ended(_why: str) -> None:
+    """Nobody wants to know."""

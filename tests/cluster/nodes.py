@@ -1,0 +1,178 @@
+"""Three nodes of a cluster as processes, with an etcd, and a publisher that finds the leader."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+import kvitto
+from kvitto.client.blocking.connection import SyncConnection
+from kvitto.client.errors import AMQPError
+from kvitto.cluster.etcd import Etcd
+from tests.cli.process import kvitto as command
+from tests.crash.serve import STOP_S
+from tests.support.etcd import FakeEtcd, RealEtcd, free_port
+from tests.support.wait import wait_until
+
+BODY = b"x" * 100
+
+
+class Node:
+    """`kvitto serve --etcd` on a data directory."""
+
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        self.cluster = cluster
+        self.name = name
+        self.data = cluster.place / name
+        self.address = f"127.0.0.1:{free_port()}"
+        self.port = free_port()
+        self.http = free_port()
+        self.said: list[str] = []
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as the node
+        self.process: subprocess.Popen[str]
+
+    def start(self) -> None:
+        arguments = ["serve", "--data-dir", str(self.data), "--port", str(self.port), "--http-port", str(self.http)]
+        arguments += ["--followers", self.address, "--etcd", self.cluster.etcd.url, "--cluster-key"]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "kvitto.cli.main", *arguments, str(self.cluster.key)],
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            text=True,
+        )
+        threading.Thread(target=self._read, args=(self.process,), daemon=True).start()
+
+    def _read(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            self.said.append(line)
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def log(self) -> str:
+        self.errors.seek(0)
+        return self.errors.read()
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+        self.process.wait(STOP_S)
+
+    def signal(self, number: int) -> None:
+        if self.alive:
+            self.process.send_signal(number)
+
+    def stop(self) -> int:
+        self.signal(signal.SIGTERM)
+        return self.process.wait(STOP_S)
+
+    def connect(self) -> SyncConnection:
+        return kvitto.connect_sync(f"amqp://guest:guest@127.0.0.1:{self.port}/", reconnect=False)
+
+
+class Cluster:
+    def __init__(self, place: Path, etcd: FakeEtcd | RealEtcd, count: int = 3, minimum: int = 2) -> None:
+        self.place = place
+        self.etcd = etcd
+        self.register = Etcd([etcd.url], "kvitto")
+        self.key = place / "key"
+        self.key.write_text("a key that all of them share\n")
+        self.key.chmod(0o600)
+        self.nodes = [Node(self, name) for name in ["one", "two", "three", "four"][:count]]
+        made = self.command("init", "--data-dir", str(self.nodes[0].data), "--min-in-sync", str(minimum))
+        assert made.returncode == 0, made.stderr
+        for node in self.nodes:
+            node.start()
+
+    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        name, *rest = arguments
+        return command("cluster", name, "--etcd", self.etcd.url, *rest)
+
+    def leader(self) -> Node | None:
+        """The node that sits in the leader's seat, if it serves."""
+        seat = self.register.read().seat
+        found = [node for node in self.nodes if seat is not None and node.address == seat.address and node.alive]
+        with suppress(AMQPError, OSError):
+            for node in found:
+                node.connect().close()
+                return node
+        return None
+
+    def wait_for_leader(self, other: Node | None = None) -> Node:
+        """Wait until a node leads, which is not `other`."""
+        found: list[Node] = []
+
+        def leads() -> bool:
+            if (node := self.leader()) is not None and node is not other:
+                found.append(node)
+            return bool(found)
+
+        wait_until(leads, what="a node leads")
+        return found[0]
+
+    def wait_in_sync(self, count: int) -> None:
+        def all_there() -> bool:
+            document = self.register.read().document
+            return document is not None and len(document.members) == count
+
+        wait_until(all_there, what=f"{count} nodes are in sync")
+
+    def end(self) -> None:
+        for node in self.nodes:
+            node.signal(signal.SIGCONT)
+            node.kill()
+            node.errors.close()
+
+
+class Publisher:
+    """Publishes numbers, one after the other, to whichever node leads, and notes those that were confirmed."""
+
+    def __init__(self, cluster: Cluster, queue: str = "q") -> None:
+        self.cluster = cluster
+        self.queue = queue
+        self.confirmed: list[int] = []
+        self.number = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            for node in self.cluster.nodes:
+                with suppress(AMQPError, OSError), node.connect() as connection, connection.channel() as channel:
+                    channel.queue(self.queue, durable=True)
+                    while not self._stop.is_set():
+                        self.number += 1
+                        channel.publish(b"%d %s" % (self.number, BODY), self.queue)
+                        self.confirmed.append(self.number)
+            self._stop.wait(0.02)
+
+    def more(self, count: int) -> None:
+        wanted = len(self.confirmed) + count
+        wait_until(lambda: len(self.confirmed) >= wanted, what="more confirms")
+
+    def stop(self) -> list[int]:
+        self._stop.set()
+        self._thread.join()
+        return self.confirmed
+
+
+def numbers(node: Node, queue: str = "q") -> list[int]:
+    """What is in the queue, in order."""
+    with node.connect() as connection, connection.channel() as channel:
+        found = []
+        waiting = channel.queue(queue, durable=True)
+        while (message := waiting.get()) is not None:
+            found.append(int(message.body.split()[0]))
+    return found
+
+
+def lines(node: Node, pattern: str) -> list[str]:
+    return re.findall(pattern, node.log())

@@ -1,0 +1,165 @@
+"""Nodes of a cluster as processes: their leader is killed, stopped and cut off, and nothing that was confirmed is lost (R1 to R9)."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.nodes import Cluster, Publisher, lines, numbers
+from tests.support.etcd import FakeEtcd, RealEtcd, real_etcd
+from tests.support.wait import wait_until
+
+pytestmark = pytest.mark.slow
+
+Etcds = FakeEtcd | RealEtcd
+
+
+@pytest.fixture(params=["fake", "real"])
+def etcd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Etcds]:
+    if request.param == "real" and real_etcd() is None:
+        pytest.skip("needs Debian's etcd-server")
+    found: Etcds = FakeEtcd() if request.param == "fake" else RealEtcd(tmp_path)
+    try:
+        yield found
+    finally:
+        found.stop()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, etcd: Etcds) -> Iterator[Cluster]:
+    found = Cluster(tmp_path, etcd)
+    try:
+        yield found
+    finally:
+        found.end()
+
+
+def check(cluster: Cluster, confirmed: list[int]) -> None:
+    """All that was confirmed is there, once."""
+    found = numbers(cluster.wait_for_leader())
+    missing = set(confirmed) - set(found)
+    assert not missing, f"confirmed and not there: {sorted(missing)[:5]} of {len(missing)}"
+    assert len(found) == len(set(found)) and found == sorted(found)
+    for node in cluster.nodes:
+        assert "Traceback" not in node.log(), node.log()
+
+
+def test_whoever_is_elected_has_everything_that_was_confirmed(cluster: Cluster) -> None:
+    cluster.wait_in_sync(3)
+    publisher = Publisher(cluster)
+    try:
+        for _ in range(3):
+            publisher.more(300)
+            leader = cluster.wait_for_leader()
+            leader.kill()
+            publisher.more(300)
+            leader.start()
+            cluster.wait_in_sync(3)
+    finally:
+        confirmed = publisher.stop()
+    check(cluster, confirmed)
+
+
+def test_a_killed_leader_is_followed_at_once_and_others_need_not_compare_their_files(cluster: Cluster) -> None:
+    """Its listener refuses connections, so nobody waits for its lease."""
+    cluster.wait_in_sync(3)
+    publisher = Publisher(cluster)
+    try:
+        publisher.more(100)
+        leader = cluster.wait_for_leader()
+        others = [node for node in cluster.nodes if node is not leader]
+        before = sum(len(lines(node, "comparing files with")) for node in others)
+        leader.kill()
+        publisher.more(100)
+    finally:
+        confirmed = publisher.stop()
+    assert sum(len(lines(node, "comparing files with")) for node in others) == before
+    check(cluster, confirmed)
+
+
+def test_a_leader_that_stands_still_is_replaced_and_follows_when_it_goes_on(cluster: Cluster) -> None:
+    cluster.wait_in_sync(3)
+    publisher = Publisher(cluster)
+    try:
+        publisher.more(100)
+        leader = cluster.wait_for_leader()
+        leader.signal(signal.SIGSTOP)
+        cluster.wait_for_leader(other=leader)
+        leader.signal(signal.SIGCONT)
+        publisher.more(100)
+        cluster.wait_in_sync(3)
+    finally:
+        confirmed = publisher.stop()
+    assert lines(leader, "this node leads no more: .*")
+    check(cluster, confirmed)
+
+
+def test_a_follower_that_dies_is_removed_and_comes_back(cluster: Cluster) -> None:
+    cluster.wait_in_sync(3)
+    publisher = Publisher(cluster)
+    try:
+        publisher.more(100)
+        leader = cluster.wait_for_leader()
+        follower = next(node for node in cluster.nodes if node is not leader)
+        follower.kill()
+        cluster.wait_in_sync(2)
+        publisher.more(100)
+        follower.start()
+        cluster.wait_in_sync(3)
+    finally:
+        confirmed = publisher.stop()
+    check(cluster, confirmed)
+
+
+def test_with_too_few_nodes_nothing_is_confirmed(cluster: Cluster) -> None:
+    cluster.wait_in_sync(3)
+    publisher = Publisher(cluster)
+    try:
+        publisher.more(100)
+        leader = cluster.wait_for_leader()
+        for node in cluster.nodes:
+            if node is not leader:
+                node.kill()
+        wait_until(lambda: bool(lines(leader, "publishers are blocked: low on nodes: 1 in sync")), what="blocked")
+        for node in cluster.nodes:
+            if node is not leader:
+                node.start()
+        publisher.more(100)
+        cluster.wait_in_sync(3)
+    finally:
+        confirmed = publisher.stop()
+    check(cluster, confirmed)
+
+
+def test_all_nodes_are_killed_at_once(cluster: Cluster) -> None:
+    cluster.wait_in_sync(3)
+    publisher = Publisher(cluster)
+    try:
+        publisher.more(200)
+        for node in cluster.nodes:
+            node.kill()
+        for node in reversed(cluster.nodes):
+            node.start()
+        publisher.more(200)
+    finally:
+        confirmed = publisher.stop()
+    check(cluster, confirmed)
+
+
+def test_a_node_ends_in_order_and_another_one_leads(cluster: Cluster) -> None:
+    cluster.wait_in_sync(3)
+    publisher = Publisher(cluster)
+    try:
+        publisher.more(100)
+        leader = cluster.wait_for_leader()
+        assert leader.stop() == 0
+        publisher.more(100)
+        leader.start()
+        cluster.wait_in_sync(3)
+    finally:
+        confirmed = publisher.stop()
+    check(cluster, confirmed)
+    assert [node.stop() for node in cluster.nodes] == [0, 0, 0]

@@ -1,0 +1,125 @@
+"""The client of etcd, with a real one where it is installed: compare-and-swap, the seat, and what is not answered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvitto.base.config import ConfigError
+from kvitto.cluster import etcd as module
+from kvitto.cluster.etcd import Etcd
+from kvitto.cluster.register import Document, RegisterError, Seat, Unanswered
+from tests.support.etcd import FakeEtcd, RealEtcd, free_port, real_etcd
+from tests.support.wait import wait_until
+
+FIRST = Document("c", 0, "", ("A",), 2)
+SEAT = Seat("A", "p", "10.0.0.1:5690", "10.0.0.1:5672")
+
+
+@pytest.fixture(params=["fake", "real"])
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FakeEtcd | RealEtcd]:
+    if request.param == "real" and real_etcd() is None:
+        pytest.skip("needs Debian's etcd-server")
+    found: FakeEtcd | RealEtcd = FakeEtcd() if request.param == "fake" else RealEtcd(tmp_path)
+    try:
+        yield found
+    finally:
+        found.stop()
+
+
+@pytest.fixture
+def register(server: FakeEtcd | RealEtcd) -> Etcd:
+    return Etcd([server.url], "test")
+
+
+def test_a_document_is_made_once_and_changed_by_compare_and_swap(register: Etcd) -> None:
+    assert register.read().document is None
+    assert register.create(FIRST)
+    assert not register.create(FIRST)
+    seen = register.read()
+    assert seen.document == FIRST and seen.identity and seen.seat is None
+    second = FIRST.with_members({"A", "B"})
+    version = register.change(second, seen.version)
+    assert version is not None and version > seen.version
+    assert register.change(FIRST, seen.version) is None
+    found = register.read()
+    assert (found.document, found.version) == (second, version)
+
+
+def test_one_of_two_candidates_is_elected(register: Etcd) -> None:
+    register.create(FIRST)
+    version = register.read().version
+    first, second = register.grant(5), register.grant(5)
+    elected = FIRST.elected("A")
+    assert (new := register.elect(elected, version, SEAT, first, None)) is not None
+    other = Seat("B", "q", "10.0.0.2:5690")
+    assert register.elect(elected.elected("B"), version, other, second, None) is None
+    assert register.elect(elected.elected("B"), new, other, second, None) is None, "somebody sits there"
+    seen = register.read()
+    assert (seen.document, seen.seat) == (elected, SEAT)
+    # who knows that the process is dead may take its place
+    assert register.elect(elected.elected("B"), new, other, second, SEAT) is not None
+    assert register.read().seat == other
+
+
+def test_the_seat_goes_with_its_lease(register: Etcd) -> None:
+    register.create(FIRST)
+    lease = register.grant(2)
+    version = register.elect(FIRST.elected("A"), register.read().version, SEAT, lease, None)
+    assert version is not None and register.renew(lease)
+    register.revoke(lease)
+    assert register.read().seat is None and not register.renew(lease)
+    register.revoke(lease)
+    again = register.grant(2)
+    assert not register.sit_down_again(version - 1, SEAT, again)
+    assert register.sit_down_again(version, SEAT, again)
+    assert not register.sit_down_again(version, SEAT, again)
+    wait_until(lambda: register.read().seat is None, what="the lease ends by itself")
+
+
+def test_what_is_not_answered_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ENDPOINT_S", 0.1)
+    silent = FakeEtcd()
+    silent.deaf = True
+    with pytest.raises(Unanswered, match="etcd does not answer"):
+        Etcd([silent.url], "test").create(FIRST)
+    nobody = f"127.0.0.1:{free_port()}"
+    with pytest.raises(Unanswered, match=nobody):
+        Etcd([nobody], "test").read()
+    with FakeEnd(FakeEtcd()) as good:
+        # a read is asked of the next endpoint; a change is not, as it may have been made
+        assert Etcd([silent.url, good.url], "test").read().document is None
+        with pytest.raises(Unanswered):
+            Etcd([silent.url, good.url], "test").create(FIRST)
+        assert Etcd([nobody, good.url], "test").create(FIRST)
+    silent.stop()
+
+
+class FakeEnd:
+    def __init__(self, fake: FakeEtcd) -> None:
+        self.fake = fake
+
+    def __enter__(self) -> FakeEtcd:
+        return self.fake
+
+    def __exit__(self, *_: object) -> None:
+        self.fake.stop()
+
+
+def test_what_cannot_be_read_is_refused_with_words() -> None:
+    with FakeEnd(FakeEtcd()) as server:
+        register = Etcd([server.url], "test")
+        register.create(FIRST)
+        key = next(iter(server.kept))
+        for value, why in (("bm9uZQ==", "cannot be read"), ("eyJsZXZlbCI6IDl9", "level 9")):
+            server.kept[key]["value"] = value
+            with pytest.raises(RegisterError, match=why):
+                register.read()
+
+
+@pytest.mark.parametrize("text", ["ftp://host", "http://", "host:port", "http://host/path"])
+def test_an_endpoint_is_an_address(text: str) -> None:
+    with pytest.raises(ConfigError, match="is no address of etcd"):
+        Etcd([text], "test")
