@@ -14,7 +14,7 @@ from pathlib import Path
 import kvitto
 from kvitto.client.blocking.connection import SyncConnection
 from kvitto.client.errors import AMQPError
-from kvitto.cluster.etcd import Etcd
+from kvitto.server.etcd import Etcd
 from tests.cli.process import kvitto as command
 from tests.crash.serve import STOP_S
 from tests.support.etcd import FakeEtcd, RealEtcd, free_port
@@ -46,12 +46,14 @@ class Node:
             stderr=self.errors,
             text=True,
         )
-        threading.Thread(target=self._read, args=(self.process,), daemon=True).start()
+        self._reader = threading.Thread(target=self._read, args=(self.process,))
+        self._reader.start()
 
     def _read(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
-        for line in process.stdout:
-            self.said.append(line)
+        with process.stdout as out:
+            for line in out:
+                self.said.append(line)
 
     @property
     def alive(self) -> bool:
@@ -63,7 +65,7 @@ class Node:
 
     def kill(self) -> None:
         self.signal(signal.SIGKILL)
-        self.process.wait(STOP_S)
+        self._end()
 
     def signal(self, number: int) -> None:
         if self.alive:
@@ -71,7 +73,12 @@ class Node:
 
     def stop(self) -> int:
         self.signal(signal.SIGTERM)
-        return self.process.wait(STOP_S)
+        return self._end()
+
+    def _end(self) -> int:
+        code = self.process.wait(STOP_S)
+        self._reader.join()
+        return code
 
     def connect(self) -> SyncConnection:
         return kvitto.connect_sync(f"amqp://guest:guest@127.0.0.1:{self.port}/", reconnect=False)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from kvitto.base.config import ConfigError
-from kvitto.cluster import etcd as module
-from kvitto.cluster.etcd import Etcd
 from kvitto.cluster.register import Document, RegisterError, Seat, Unanswered
+from kvitto.server import etcd as module
+from kvitto.server.etcd import Etcd
 from tests.support.etcd import FakeEtcd, RealEtcd, free_port, real_etcd
 from tests.support.wait import wait_until
 

@@ -313,7 +313,7 @@ def test_a_batch_that_does_not_fit_its_checksum_is_refused() -> None:
     pair = following(3)
     put = pair.leading.ring._put
 
-    def flip(kind: Kind, file: int, position: int, data: bytes) -> int:
+    def flip(kind: int, file: int, position: int, data: bytes) -> int:
         if b"a large body" in data:
             data = data.replace(b"a large body", b"a lurge body")
         return put(kind, file, position, data)
@@ -335,7 +335,7 @@ def test_a_batch_in_parts_is_verified_when_it_is_synced(monkeypatch: pytest.Monk
     assert pair.own == pair.theirs
     put = pair.leading.ring._put
 
-    def flip(kind: Kind, file: int, position: int, data: bytes) -> int:
+    def flip(kind: int, file: int, position: int, data: bytes) -> int:
         return put(kind, file, position, data.replace(b"zzzzz", b"zzyzz", 1) if data == b"z" * 100 else data)
 
     pair.leading.ring._put = flip  # type: ignore[method-assign]

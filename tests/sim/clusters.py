@@ -2,24 +2,22 @@
 
 One leader, a real broker with a tap, and two or three followers, real ones, each on a simulated disk. Between them are bytes that come in
 pieces, late or not at all. The register is a document with a version; requests to it are made late, refused, lost, or their answers are.
-At any step the register may let somebody be elected, while the leader does not notice and goes on. Then each node that the document names is
-lost to a kill and to a power cut: a broker starts on what is left, and has everything.
+At any step the register may let somebody be elected, while the leader does not notice and goes on. Each node that the document names is lost
+to a kill and to a power cut: a broker starts on what is left, and has everything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from random import Random
 
 from kvitto.cluster.follower import Follower, Inherited
 from kvitto.cluster.gate import Gate, acknowledged, in_sync
-from kvitto.cluster.handshake import Refused
 from kvitto.cluster.link import Behind, Leader, Link
 from kvitto.cluster.membership import Membership
 from kvitto.cluster.promotion import begin_epoch
-from kvitto.cluster.records import Kind, StreamError
+from kvitto.cluster.records import Kind
 from kvitto.cluster.register import Document, Seen
 from kvitto.cluster.ring import Ring
 from kvitto.cluster.state import Member, read_following, read_history, why_not_elected
@@ -83,11 +81,11 @@ class FakeRegister:
         else:
             request.leader.not_changed(self.seen())
 
-    def lose(self, request: Request) -> None:
-        """Its leader gives up waiting. The request may still arrive."""
+    def lose(self, request: Request, reads: bool) -> None:
+        """Its leader gives up waiting, and may read the document then. The request may still arrive."""
         if not request.forgotten:
             request.forgotten = True
-            request.leader.not_changed(None)
+            request.leader.not_changed(self.seen() if reads else None)
 
 
 class Leading(ProtocolHarness):
@@ -257,7 +255,7 @@ class Cluster:
         if self.gate is not None and self.leading is not None:
             self.gate.look(self.leading.leader.links)
 
-    def manage(self, lost: Iterable[str] = ()) -> None:
+    def manage(self, lost: Collection[str] = ()) -> None:
         """The leader looks who should be a member."""
         leading = self.leading
         assert leading is not None
@@ -317,9 +315,9 @@ class Cluster:
         choice = self.rng.random()
         if choice < 0.15:
             self.result.notes["requests without an answer"] += 1
-            self.register.lose(request)
+            self.register.lose(request, self.rng.random() < 0.5)
         elif choice < 0.2 and not request.done:
-            self.register.lose(request)
+            self.register.lose(request, self.rng.random() < 0.5)
             self.register.requests.remove(request)
         elif request.done:
             self.register.answer(request)
@@ -376,9 +374,11 @@ class Cluster:
         assert leading is not None
         self.calm()
         self._until(
-            lambda: len(self.register.document.members) == len(self.nodes) + 1
-            and not self.register.requests
-            and all(node.idle and node.follower.place == leading.ring.next for node in self.nodes),
+            lambda: (
+                len(self.register.document.members) == len(self.nodes) + 1
+                and not self.register.requests
+                and all(node.idle and node.follower.place == leading.ring.next for node in self.nodes)
+            ),
             "somebody never becomes a member",
         )
         for node in self.nodes:

@@ -23,7 +23,7 @@ from kvitto.cluster import follower as followers
 from kvitto.cluster import link as links
 from kvitto.cluster import ring as rings
 from kvitto.cluster.follower import Follower
-from kvitto.cluster.gate import Gate
+from kvitto.cluster.gate import Count, Gate
 from kvitto.cluster.handshake import Refused
 from kvitto.cluster.link import Behind, Leader, Link
 from kvitto.cluster.promotion import promote
@@ -74,7 +74,7 @@ class Leading(ProtocolHarness):
         if standby.gated:
             standby.catch_up_at_rest()
             commits = self.store.commits
-            standby.gate = Gate(self.ring, 1, commits.allow)
+            standby.gate = Gate(self.ring, Count(1), commits.allow)
             commits.allow(commits.syncs)
 
     def _start(self) -> None:

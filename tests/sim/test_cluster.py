@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from kvitto.cluster.follower import Follower, Inherited
+from kvitto.cluster.follower import Follower
 from kvitto.cluster.gate import Gate
 from kvitto.cluster.link import Link
 from kvitto.cluster.membership import Membership
+from kvitto.cluster.promotion import begin_epoch
 from kvitto.cluster.register import Document, Seen
+from kvitto.cluster.state import read_history, write_history
 from tests.sim import clusters
 from tests.sim.clusters import Cluster
 from tests.sim.kinds import KINDS
@@ -89,17 +91,11 @@ def acknowledge_unsynced(self: Follower, number: int) -> bool:
     return True
 
 
-def lead_unsynced(self: Follower) -> None:
-    """R4: who was elected has not synced what it goes on with, and does not tell the others to."""
-
-
-def inherit_quietly(self: Follower) -> Inherited | None:
-    """What the new leader has synced by itself is told to nobody."""
-    if self.copying or not self.session or self._kept is None:
-        return None
-    for number in list(self._open):
-        self._close(self.nodes[number])
-    return Inherited(self.session, self._kept, self.tree)
+def begin_quietly(disk: Any, epoch: int) -> None:
+    """R4: the epoch is not stored by who leads in it."""
+    history = read_history(disk)
+    begin_epoch(disk, epoch)
+    write_history(disk, history or ["0:first"])
 
 
 def go_on_anywhere(self: Link, found: dict[str, Any]) -> int | None:
@@ -134,7 +130,7 @@ lead, manage = Cluster.lead, Cluster.manage
         (clusters.Cluster, "manage", add_whoever_follows),
         (Membership, "may_be_cut", cut_members),
         (Follower, "_sync_file", acknowledge_unsynced),
-        (Follower, "inherit", inherit_quietly),
+        (clusters, "begin_epoch", begin_quietly),
         (Link, "_resumes", go_on_anywhere),
         (Link, "_resumes", go_on_with_any),
         (Gate, "begun", announce_early),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import shutil
 import socket
@@ -12,8 +13,6 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-
-import http.client
 
 from tests.support.wait import wait_until
 
@@ -133,10 +132,11 @@ class RealEtcd:
         self.url = f"http://127.0.0.1:{client}"
         peers = f"http://127.0.0.1:{peer}"
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
+        command = [path, "--data-dir", str(place / "etcd"), "--name", "one", "--listen-client-urls", self.url]
+        command += ["--advertise-client-urls", self.url, "--listen-peer-urls", peers]
+        command += ["--initial-advertise-peer-urls", peers, "--initial-cluster", f"one={peers}"]
         self.process = subprocess.Popen(
-            [path, "--data-dir", str(place / "etcd"), "--name", "one", "--listen-client-urls", self.url]
-            + ["--advertise-client-urls", self.url, "--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers]
-            + ["--initial-cluster", f"one={peers}"],
+            command,
             stdout=self._log,
             stderr=self._log,
         )

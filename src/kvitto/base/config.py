@@ -90,7 +90,7 @@ class Config:
     cluster_key: Path | None = None
     """A file with the key that a broker and its followers share."""
     etcd: str = ""
-    """The addresses of the etcd that the nodes of a cluster elect their leader by, separated by commas; "" means that there are no elections."""
+    """The addresses of the etcd by which the nodes of a cluster elect their leader, separated by commas; "" means no elections."""
     cluster: str = "kvitto"
     """The name of the cluster in etcd."""
     advertise: str = ""
@@ -160,13 +160,25 @@ class Config:
                 except ValueError as error:
                     raise ConfigError(f"{option(name)}: {error}") from None
         if self.etcd and (self.follow or not self.followers or self.min_in_sync > 1):
-            text = "--etcd needs --followers, where the other nodes connect when this one leads" if not self.followers else ""
-            text = text or "--etcd and --follow exclude each other: the cluster knows whom to follow" if self.follow else text
-            raise ConfigError(text or "--etcd and --min-in-sync exclude each other: `kvitto cluster init` sets the minimum")
+            text = (
+                "--etcd needs --followers, where the other nodes connect when this one leads"
+                if not self.followers
+                else ""
+            )
+            text = (
+                text or "--etcd and --follow exclude each other: the cluster knows whom to follow"
+                if self.follow
+                else text
+            )
+            raise ConfigError(
+                text or "--etcd and --min-in-sync exclude each other: `kvitto cluster init` sets the minimum"
+            )
         if self.etcd and not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", self.cluster):
             raise ConfigError(f"--cluster {self.cluster!r} is no name: up to 64 letters, digits, '_', '.' and '-'")
         if self.etcd and self.advertised[0] in ("0.0.0.0", "::"):
-            raise ConfigError("--advertise HOST:PORT is needed: other nodes cannot connect to all addresses of a machine")
+            raise ConfigError(
+                "--advertise HOST:PORT is needed: other nodes cannot connect to all addresses of a machine"
+            )
         if self.followers and self.follow:
             raise ConfigError("--followers and --follow exclude each other: a follower has no followers")
         if (self.followers or self.follow) and self.cluster_key is None:

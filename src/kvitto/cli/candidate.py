@@ -14,15 +14,14 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import NoReturn
 
 from kvitto.base.clock import SystemClock
 from kvitto.base.config import Config, address
 from kvitto.base.errors import StoreError, StoreFull
 from kvitto.cli.following import AGAIN_S, CONNECT_S, Stopped, stop, talk
-from kvitto.cluster.etcd import Etcd
 from kvitto.cluster.follower import Follower
 from kvitto.cluster.handshake import Refused, read_key
-from kvitto.cluster.lease import TTL_S, Lease, boottime
 from kvitto.cluster.promotion import begin_epoch
 from kvitto.cluster.records import StreamError
 from kvitto.cluster.register import Document, Register, RegisterError, Seat, Seen, Unanswered
@@ -36,6 +35,8 @@ from kvitto.cluster.state import (
     why_not_elected,
     write_member,
 )
+from kvitto.server.etcd import Etcd
+from kvitto.server.lease import TTL_S, Lease, boottime
 from kvitto.server.listening import in_url
 from kvitto.server.notify import Notify
 from kvitto.server.tenure import PROMISE_S, Deposed, Election
@@ -83,7 +84,7 @@ def run_node(config: Config, lead: Callable[[Election], int]) -> int:
         election.lease.stop(give_up=False)
 
 
-def begin_anew() -> int:
+def begin_anew() -> NoReturn:
     """Start this process once more, with the same number and the same arguments."""
     sys.stdout.flush()
     sys.stderr.flush()
@@ -154,7 +155,9 @@ class Candidate:
         """Compare the document with what the directory remembers (R9). Return which member the directory is."""
         document, disk = seen.document, self._disk
         if document is None:
-            raise Refused(f"there is no {self._where}: `kvitto cluster init` makes it, on the node whose messages are kept")
+            raise Refused(
+                f"there is no {self._where}: `kvitto cluster init` makes it, on the node whose messages are kept"
+            )
         own = read_member(disk)
         if own is None:
             names = [name for name in disk.listdir("") if name not in (paths.LOCK, paths.NOBODYS)]
@@ -166,7 +169,9 @@ class Candidate:
             own = Member(document.cluster, seen.identity)
             write_member(disk, own)
         if own.cluster != document.cluster:
-            raise Refused(f"{disk.root} belongs to another cluster than the {self._where}: use an empty directory there")
+            raise Refused(
+                f"{disk.root} belongs to another cluster than the {self._where}: use an empty directory there"
+            )
         if own.register != seen.identity:
             raise Refused(
                 f"the {self._where} is another etcd than the one that {disk.root} knows, perhaps restored from a backup. It may "
@@ -246,7 +251,9 @@ class Candidate:
         """Say why this node may not try to lead; "" if it may."""
         me = self.member.member
         if me not in document.members:
-            return f"nobody leads; this node has not everything: waiting for {', '.join(m[:8] for m in document.members)}"
+            return (
+                f"nobody leads; this node has not everything: waiting for {', '.join(m[:8] for m in document.members)}"
+            )
         following = read_following(self._disk)
         if following is not None and not following.complete:
             return "nobody leads; this directory is not complete"

@@ -17,10 +17,10 @@ from typing import Any
 from kvitto.base.config import ConfigError
 from kvitto.base.errors import StoreError
 from kvitto.base.table import printable
-from kvitto.cluster.etcd import Etcd
 from kvitto.cluster.handshake import Refused
 from kvitto.cluster.register import MEMBERS_MAX, Document, RegisterError, Unanswered
 from kvitto.cluster.state import Member, epoch_of, new_id, read_following, read_history, read_member, write_member
+from kvitto.server.etcd import Etcd
 from kvitto.store import paths
 from kvitto.store.disk import RealDisk
 from kvitto.store.store import refuse_incomplete, refuse_inside
@@ -50,8 +50,15 @@ def add_parser(commands: Any) -> None:
     init.add_argument("--min-in-sync", type=int, default=MINIMUM, metavar="N", help=text)
     status = add("status", show, "show who leads, and who is in sync")
     status.add_argument("--json", action="store_true", help="print one JSON object")
-    force = add("force", begin_again, "begin a cluster anew with this directory alone; what only other nodes have is lost")
+    force = add(
+        "force", begin_again, "begin a cluster anew with this directory alone; what only other nodes have is lost"
+    )
     force.add_argument("--data-dir", type=Path, required=True, metavar="DIR", help="the directory that has everything")
+    text = "start three nodes and an etcd on this machine, kill the leader while somebody publishes, and show what was lost"
+    demo = actions.add_parser("demo", help=text, description=text)
+    demo.add_argument("--kills", type=int, default=3, metavar="N", help="how often the leader is killed (default: 3)")
+    demo.add_argument("--program", metavar="PATH", help="the program etcd (default: the one in the path)")
+    demo.set_defaults(run=demonstration)
 
 
 def answered(run: Callable[[argparse.Namespace, Etcd], None], args: argparse.Namespace) -> int:
@@ -64,6 +71,15 @@ def answered(run: Callable[[argparse.Namespace, Etcd], None], args: argparse.Nam
     except Unanswered as error:
         return told(error, UNANSWERED)
     return 0
+
+
+def demonstration(args: argparse.Namespace) -> int:
+    from kvitto.cli.cluster_demo import demonstrate  # the client is loaded for this alone
+
+    try:
+        return demonstrate(args.kills, args.program, lambda text: print(text, flush=True))
+    except Refused as error:
+        return told(error, REFUSED)
 
 
 def told(error: Exception, code: int) -> int:
@@ -80,7 +96,9 @@ def begin(args: argparse.Namespace, register: Etcd) -> None:
     disk = directory(args.data_dir)
     with Locked(disk):
         if read_following(disk) is not None:
-            raise Refused(f"{args.data_dir} follows a leader: begin with that one's directory, or promote this one first")
+            raise Refused(
+                f"{args.data_dir} follows a leader: begin with that one's directory, or promote this one first"
+            )
         if read_member(disk) is not None:
             raise Refused(
                 f"{args.data_dir} belongs to a cluster already, whose document is gone: `kvitto cluster force` writes it anew"
@@ -114,7 +132,9 @@ def begin_again(args: argparse.Namespace, register: Etcd) -> None:
             raise Refused(f"{seen.seat.member[:8]} leads at {seen.seat.address}: stop all nodes first")
         before = seen.document
         if before is not None and before.cluster != member.cluster:
-            raise Refused(f"cluster {register.name} in etcd at {register.where} is another one than {args.data_dir} knows")
+            raise Refused(
+                f"cluster {register.name} in etcd at {register.where} is another one than {args.data_dir} knows"
+            )
         epoch = max(epoch_of(read_history(disk)), before.epoch if before is not None else 0)
         minimum = before.minimum if before is not None else 1
         document = Document(member.cluster, epoch, "", (member.member,), minimum)
@@ -129,7 +149,9 @@ def show(args: argparse.Namespace, register: Etcd) -> None:
     seen = register.read()
     document, seat = seen.document, seen.seat
     if document is None:
-        raise Refused(f"there is no cluster {register.name} in etcd at {register.where}: `kvitto cluster init` makes it")
+        raise Refused(
+            f"there is no cluster {register.name} in etcd at {register.where}: `kvitto cluster init` makes it"
+        )
     if args.json:
         print(json.dumps({**asdict(document), "seat": asdict(seat) if seat is not None else None}))
         return

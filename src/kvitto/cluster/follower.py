@@ -258,12 +258,11 @@ class Follower:
     def inherit(self) -> Inherited | None:
         """Return what other followers can go on with, now that this directory leads; None: their files have to be compared.
 
-        `settle` has been called. Nothing may be fed any more.
+        `settle` has been called. Nothing may be fed any more. What the others have not synced yet they sync with the next TIME record,
+        which the new leader waits for.
         """
         if self.copying or not self.session or self._kept is None:
             return None
-        if self._dirty or self._changed:  # the others have not synced these either
-            self._kept.sync_point(list(self._dirty), sorted(self._changed))
         for number in list(self._open):
             self._close(self.nodes[number])
         return Inherited(self.session, self._kept, self.tree)

@@ -14,7 +14,7 @@ BEGUN_MAX = 1000
 """The gate remembers the place of at most this many commits. Further ones share the place of the last of them."""
 
 
-class Enough(Protocol):
+class Waits(Protocol):
     """Says who has to have synced what is announced."""
 
     def reached(self, values: Mapping[str, int], most: int) -> int | None:
@@ -23,6 +23,10 @@ class Enough(Protocol):
         `values`: what each follower that is in sync has reached, by its name.
         """
         ...
+
+
+class Enough(Waits, Protocol):
+    """The same for a server, which tells publishers why they wait."""
 
     def why_blocked(self, awake: Mapping[str, int]) -> str:
         """Return why nothing can be confirmed with these followers; "" if it can."""
@@ -52,7 +56,7 @@ class Gate:
     followers have everything.
     """
 
-    def __init__(self, ring: Ring, enough: Enough, allow: Callable[[int], None]) -> None:
+    def __init__(self, ring: Ring, enough: Waits, allow: Callable[[int], None]) -> None:
         self._ring = ring
         self._enough = enough
         self._allow = allow

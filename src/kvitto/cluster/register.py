@@ -115,7 +115,9 @@ def decoded(text: str) -> Document:
     """Return a document from its text. Raises RegisterError if this Kvitto cannot read it."""
     found = as_object(text)
     if found.get("level") != LEVEL:
-        raise RegisterError(f"the cluster's document has level {found.get('level')}, this Kvitto knows {LEVEL}: update it")
+        raise RegisterError(
+            f"the cluster's document has level {found.get('level')}, this Kvitto knows {LEVEL}: update it"
+        )
     try:
         document = Document(
             cluster=_text(found, "cluster"),

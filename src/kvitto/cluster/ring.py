@@ -24,10 +24,6 @@ class Tap(Protocol):
         """Add a record to the stream, and copy its bytes, because the caller uses its buffers again. Return its place."""
         ...
 
-    def keep(self, kind: int, file: int, position: int, payload: bytes) -> None:
-        """Add a record as it came from a leader, whose next place is the ring's next one."""
-        self._put(kind, file, position, payload)
-
     def sync_point(self, files: Sequence[int], directories: Sequence[str]) -> int:
         """Add a SYNC record, and return its place. A follower that acknowledges this place has everything before it on its disk."""
         ...

@@ -2,9 +2,9 @@
 
 `history` has one random id for each time when a directory has begun to lead: the first one when it gets its first followers, another one
 with each promotion. A follower has that of its leader. A directory may follow another one if its own history is the beginning of that
-one's; else it has been promoted itself since, or belongs to others. In a cluster that elects its leaders the ids of elections begin with the
-epoch, and the register says whom to follow. `follows` is there as long as the directory follows, and no broker starts on it. `member` says
-which member of which cluster the directory is.
+one's; else it has been promoted itself since, or belongs to others. In a cluster the ids of elections begin with the epoch, and the
+register says whom to follow. `follows` is there as long as the directory follows, and no broker starts on it. `member` says which member of
+which cluster the directory is.
 """
 
 from __future__ import annotations

@@ -142,19 +142,35 @@ def kvitto(call: Call) -> dict[str, Any]:
         "syncs": host.store.commits.syncs,
         "alarms": len(call.api.alarms),
         "publishers_blocked": host.hub.alarms.blocked is not None,
-        **(
-            {"min_in_sync": host.config.min_in_sync, "followers": followers(call)}
-            if call.sees_all and host.followers is not None
-            else {}
-        ),
+        **(replication(call) if call.sees_all and host.followers is not None else {}),
     }
 
 
-def followers(call: Call) -> list[dict[str, Any]]:
-    return [
-        {"address": link.where, "state": link.state, "lag_bytes": link.lag_bytes, "free_bytes": link.free_bytes}
-        for link in call.api.host.followers.links
+def replication(call: Call) -> dict[str, Any]:
+    """Return who follows, and of a cluster that elects its leaders what its register holds."""
+    host = call.api.host
+    followers = [
+        {
+            "address": link.where,
+            "member": link.member,
+            "state": link.state,
+            "lag_bytes": link.lag_bytes,
+            "free_bytes": link.free_bytes,
+        }
+        for link in host.followers.links
     ]
+    tenure = host.followers.tenure
+    if tenure is None:
+        return {"min_in_sync": host.config.min_in_sync, "followers": followers}
+    document = tenure.membership.document
+    cluster = {
+        "name": host.config.cluster,
+        "id": document.cluster,
+        "epoch": document.epoch,
+        "leader": document.leader,
+        "members": list(document.members),
+    }
+    return {"min_in_sync": document.minimum, "followers": followers, "cluster": cluster}
 
 
 def node(call: Call) -> dict[str, Any]:

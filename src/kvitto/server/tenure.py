@@ -16,10 +16,10 @@ from dataclasses import dataclass
 
 from kvitto.cluster.follower import Inherited
 from kvitto.cluster.gate import in_sync
-from kvitto.cluster.lease import MARGIN_S, Lease, boottime
 from kvitto.cluster.link import Link
 from kvitto.cluster.membership import Membership
 from kvitto.cluster.register import Document, Register, RegisterError, Seat, Seen, Unanswered
+from kvitto.server.lease import MARGIN_S, Lease, boottime
 
 log = logging.getLogger("kvitto")
 
@@ -78,7 +78,7 @@ class Tenure:
         self._promised_until = 0.0
         self._again_at = 0.0
         self._worker = ThreadPoolExecutor(1, "kvitto-register")
-        self.on_change: Callable[[], None] = int
+        self.on_change: Callable[[], None] = nothing
         """Called when the members are others."""
         self.on_end: Callable[[str], None] = ended
         """Called when the register says that this node leads no more."""
@@ -87,7 +87,7 @@ class Tenure:
         """Begin to look whether the seat is still this node's. The loop calls this."""
         loop = asyncio.get_running_loop()
         self.lease.version = lambda: self.membership.version
-        self.lease.on_seen = lambda seen: loop.call_soon_threadsafe(self._saw, seen)  # type: ignore[assignment,return-value]
+        self.lease.on_seen = lambda seen: loop.call_soon_threadsafe(self._saw, seen)  # type: ignore[assignment]
 
     def stop(self, give_up: bool) -> None:
         self.lease.stop(give_up)
@@ -190,6 +190,10 @@ class Tenure:
         """Return whether nobody else can have been elected, so that clients may be served."""
         now = boottime()
         return now < self.lease.until or now < self._promised_until or self.membership.alone
+
+
+def nothing() -> None:
+    """Nobody wants to know."""
 
 
 def ended(_why: str) -> None:

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from kvitto.client.uri import parse_uri
-from kvitto.torture import load, plan
+from kvitto.torture import cluster, load, plan
 from kvitto.torture.nodes import Command, Kvitto, Node, RabbitMQ, rabbitmq_script
 from kvitto.torture.report import as_json, as_text
 from kvitto.torture.run import Run, Wanted, say
 
 CYCLES = 100
+NOT_OF_NODES = (plan.KILL_START,)
 SOAK_FAULTS = (plan.STOP, plan.CUT, plan.HALF_OPEN)
 """Faults that a process survives, because memory is watched from its start to its end."""
 
@@ -36,6 +37,9 @@ def add_parser(subparsers: Any) -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--rabbitmq", action="store_true", help="the installed RabbitMQ, as a separate node")
     which.add_argument(
+        "--nodes", type=positive, metavar="N", help="a cluster of N nodes of Kvitto, with an etcd (Debian: etcd-server)"
+    )
+    which.add_argument(
         "--start", metavar="COMMAND", help="any broker: the command that runs it in the foreground, with --uri"
     )
     flag("--uri", help="where that broker will be; its queues torture.* are emptied")
@@ -43,8 +47,9 @@ def add_parser(subparsers: Any) -> None:
         "--faults",
         type=faults,
         metavar="KIND,...",
-        help=f"of {', '.join(plan.FAULTS)}; none (default: {','.join(plan.DEFAULT)}; --publishes: none; "
-        f"--soak: {','.join(SOAK_FAULTS)})",
+        help=f"of {', '.join(plan.FAULTS)}; with --nodes {', '.join(plan.OF_NODES)} too; none (default: "
+        f"{','.join(plan.DEFAULT)}; --publishes: none; --soak: {','.join(SOAK_FAULTS)}; --nodes: "
+        f"{','.join(plan.DEFAULT_OF_NODES)})",
     )
     flag("--cycles", type=positive, metavar="N", help=f"faults ({CYCLES}, if nothing else limits the run)")
     flag("--seconds", type=float, default=0.0, metavar="S", help="no more faults after S seconds")
@@ -81,9 +86,10 @@ def add_parser(subparsers: Any) -> None:
 def faults(text: str) -> tuple[str, ...]:
     """The value of an argument that lists kinds of faults."""
     kinds = tuple(kind for kind in text.split(",") if kind and kind != "none")
-    unknown = [kind for kind in kinds if kind not in plan.FAULTS]
+    known = (*plan.FAULTS, *plan.OF_NODES)
+    unknown = [kind for kind in kinds if kind not in known]
     if unknown:
-        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: known are {', '.join(plan.FAULTS)}, none")
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: known are {', '.join(known)}, none")
     return kinds
 
 
@@ -129,6 +135,11 @@ def impossible(args: argparse.Namespace) -> str:
             return str(error)
     if args.rabbitmq and rabbitmq_script() is None:
         return "RabbitMQ is not installed"
+    if args.nodes and (why := cluster.refusal()):
+        return why
+    single = [kind for kind in args.faults or () if kind in (plan.OF_NODES if not args.nodes else NOT_OF_NODES)]
+    if single:
+        return f"{', '.join(single)} {'is' if len(single) == 1 else 'are'} for {'one broker' if args.nodes else '--nodes'} only"
     if args.report and not args.report.resolve().parent.is_dir():
         return f"there is no directory for {args.report}"
     return "" if args.place is None else unfit(args.place)
@@ -148,7 +159,8 @@ def unfit(place: Path) -> str:
 def wanted_of(args: argparse.Namespace) -> Wanted:
     chosen = args.faults
     if chosen is None:
-        chosen = SOAK_FAULTS if args.soak else () if args.publishes else plan.DEFAULT
+        usual = plan.DEFAULT_OF_NODES if args.nodes else plan.DEFAULT
+        chosen = SOAK_FAULTS if args.soak else () if args.publishes else usual
     seconds = args.soak or args.seconds
     limited = seconds or args.publishes
     cycles = args.cycles or (0 if limited or not chosen else CYCLES)
@@ -161,6 +173,8 @@ def wanted_of(args: argparse.Namespace) -> Wanted:
 def node_of(args: argparse.Namespace, place: Path) -> Node:
     if args.rabbitmq:
         return RabbitMQ(place)
+    if args.nodes:
+        return cluster.KvittoCluster(place, args.nodes)
     return Command(place, args.start, args.uri) if args.start else Kvitto(place)
 
 
@@ -168,6 +182,7 @@ def again(args: argparse.Namespace, wanted: Wanted) -> str:
     """Return the command that repeats the plan."""
     words = ["kvitto", "torture", f"--seed={wanted.seed}", f"--faults={','.join(wanted.faults) or 'none'}"]
     words += ["--rabbitmq"] if args.rabbitmq else []
+    words += [f"--nodes={args.nodes}"] if args.nodes else []
     words += [f"--queue-type={wanted.queue_type}"] if wanted.queue_type else []
     words += [f"--start={args.start}", f"--uri={args.uri}"] if args.start else []
     words += [f"--cycles={wanted.cycles}"] if wanted.cycles else []

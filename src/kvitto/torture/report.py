@@ -32,6 +32,8 @@ FAILURES = tuple(TITLES)[:9]
 """Findings that make a run fail for every broker."""
 FLAGS = ("doubled, not flagged", "flagged, never delivered")
 """Findings that make a run fail for Kvitto too, because it promises the flag."""
+FLAGS_OF_NODES = FLAGS[:1]
+"""The same for a cluster: after an election all that waits is flagged."""
 TEXT_SAMPLES, JSON_SAMPLES = 5, 20
 """The number of ids of a kind that are shown; the file `findings` has all of them."""
 DISK_NOISE_BYTES = 1 << 20
@@ -46,7 +48,8 @@ class Outcome:
     seed: int
     again: str
     """The command that repeats the plan."""
-    promises_flag: bool
+    flags: tuple[str, ...]
+    """Findings about the flag `redelivered` that make the run fail too."""
     cycles: Counter[str] = field(default_factory=Counter)
     recoveries_s: list[float] = field(default_factory=list)
     killed_starts: Counter[str] = field(default_factory=Counter)
@@ -70,8 +73,7 @@ class Outcome:
 
     def failures(self, oracle: Oracle) -> dict[str, int]:
         """Return the findings that make the run fail, by kind."""
-        kinds = (*FAILURES, *FLAGS) if self.promises_flag else FAILURES
-        found = {kind: oracle.findings[kind] for kind in kinds if oracle.findings[kind]}
+        found = {kind: oracle.findings[kind] for kind in (*FAILURES, *self.flags) if oracle.findings[kind]}
         memory = self.slope
         if memory is not None and memory.grows:
             found["memory grows"] = 1

@@ -17,10 +17,11 @@ from urllib.parse import urlsplit, urlunsplit
 
 from kvitto.client import AMQPError
 from kvitto.torture import load, plan, sampling
+from kvitto.torture.cluster import KvittoCluster
 from kvitto.torture.nodes import BrokerFailed, Kvitto, Node, version
 from kvitto.torture.oracle import Journal
 from kvitto.torture.proxy import Proxy
-from kvitto.torture.report import Outcome
+from kvitto.torture.report import FLAGS, FLAGS_OF_NODES, Outcome
 
 CHAPTER_CYCLES = 50
 CHAPTER_S = 120.0
@@ -67,7 +68,7 @@ class Run:
         self.journal = Journal(node.place / "journal")
         self.load = load.Load(self.journal, self.target, wanted.publishes)
         self.oracle = self.load.oracle
-        self.outcome = Outcome(node.name, wanted.seed, again, promises_flag=isinstance(node, Kvitto))
+        self.outcome = Outcome(node.name, wanted.seed, again, flags_of(node))
         if isinstance(node, Kvitto):
             self.oracle.whole_order = set(wanted.faults) <= {plan.KILL, plan.KILL_START, plan.RESTART}
         else:
@@ -134,7 +135,8 @@ class Run:
                 self._alive()
                 time.sleep(SAMPLE_S)
             else:
-                fault = plan.fault(wanted.seed, cycle, wanted.faults, SOAK_GAP_S if wanted.soak else 0.0)
+                nodes = isinstance(self.node, KvittoCluster)
+                fault = plan.fault(wanted.seed, cycle, wanted.faults, SOAK_GAP_S if wanted.soak else 0.0, nodes)
                 self._cycle(fault)
                 cycle += 1
             self._progress(cycle)
@@ -185,6 +187,42 @@ class Run:
             time.sleep(fault.lasts_s)
         finally:
             self.node.resume()
+        if isinstance(self.node, KvittoCluster):  # another node may lead now
+            self._down()
+            self._start()
+
+    def _follower_kill(self, fault: plan.Fault) -> None:
+        cluster = self._cluster()
+        node = cluster.follower(random.Random(fault.seed))
+        node.kill()
+        node.begin()
+
+    def _follower_stop(self, fault: plan.Fault) -> None:
+        node = self._cluster().follower(random.Random(fault.seed))
+        node.pause()
+        try:
+            time.sleep(fault.lasts_s)
+        finally:
+            node.resume()
+
+    def _all_kill(self, fault: plan.Fault) -> None:
+        self._down()
+        self._cluster().kill_all()
+        self.outcome.recoveries_s.append(self._start())
+
+    def _etcd_stop(self, fault: plan.Fault) -> None:
+        cluster = self._cluster()
+        cluster.pause_etcd()
+        try:
+            time.sleep(fault.lasts_s)
+        finally:
+            cluster.resume_etcd()
+        self._down()  # a leader that a follower has left meanwhile may have given up
+        self._start()
+
+    def _cluster(self) -> KvittoCluster:
+        assert isinstance(self.node, KvittoCluster)
+        return self.node
 
     def _cut(self, fault: plan.Fault) -> None:
         assert self.proxy is not None
@@ -323,7 +361,18 @@ DOES: dict[str, Callable[[Run, plan.Fault], None]] = {
     plan.STOP: Run._stop,
     plan.CUT: Run._cut,
     plan.HALF_OPEN: Run._half_open,
+    plan.FOLLOWER_KILL: Run._follower_kill,
+    plan.FOLLOWER_STOP: Run._follower_stop,
+    plan.ALL_KILL: Run._all_kill,
+    plan.ETCD_STOP: Run._etcd_stop,
 }
+
+
+def flags_of(node: Node) -> tuple[str, ...]:
+    """Return the findings about the flag `redelivered` that a broker promises not to make."""
+    if isinstance(node, KvittoCluster):
+        return FLAGS_OF_NODES
+    return FLAGS if isinstance(node, Kvitto) else ()
 
 
 def chooser(fault: plan.Fault) -> Callable[[], bool]:
