@@ -13,7 +13,7 @@ from kvitto.cluster.follower import LOOK_MS, Follower
 from kvitto.cluster.handshake import Refused
 from kvitto.cluster.link import Behind
 from kvitto.cluster.promotion import promote
-from kvitto.cluster.records import Kind, StreamError
+from kvitto.cluster.records import StreamError
 from kvitto.store import paths
 from kvitto.store.store import Store
 from tests.cluster.pairs import KEY, Leading, Pair

@@ -2,8 +2,8 @@
 
 One leader, a real broker with a tap, and two or three followers, real ones, each on a simulated disk. Between them are bytes that come in
 pieces, late or not at all. The register is a document with a version; requests to it are made late, refused, lost, or their answers are.
-At any step the register may let somebody be elected, while the leader does not notice and goes on. Each node that the document names is lost
-to a kill and to a power cut: a broker starts on what is left, and has everything.
+At any step the register may let somebody be elected, while the leader does not notice and goes on. Each node that the document names is
+lost to a kill and to a power cut: a broker starts on what is left, and has everything.
 """
 
 from __future__ import annotations
