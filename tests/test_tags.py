@@ -1,4 +1,4 @@
-"""The tags of the contract that tests and sources name are lines of docs/reliability.md."""
+"""The tags that tests and sources name are lines of docs/reliability.md, or rules of docs/cluster-model.md."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ INSIDE = re.compile(rf"\(({NUMBERED}(?:-{NUMBERED})?(?:, {NUMBERED}(?:-{NUMBERED
 
 
 def known() -> set[str]:
-    """Tags of the tables, in headings, and the letters of the parts."""
+    """Tags of the tables, in headings, and the letters of the parts; the rules of replication."""
     text = (ROOT / "docs" / "reliability.md").read_text()
+    rules = re.findall(r"^\| (R\d+) \|", (ROOT / "docs" / "cluster-model.md").read_text(), re.MULTILINE)
     rows = re.findall(rf"^\| ((?:{TAG}(?:, )?)+)[ |,]", text, re.MULTILINE)
     return {
+        *rules,
         *re.findall(TAG, " ".join(rows)),
         *re.findall(rf"^#.*\(({TAG})\)$", text, re.MULTILINE),
         *re.findall(rf"^## ({TAG})\. ", text, re.MULTILINE),

@@ -208,6 +208,8 @@ class Candidate:
                 return
         except StoreFull as error:
             why = f"{error}; nothing more is taken until there is room"
+            if follower.make_room():
+                why = f"{error}; what was replaced has been removed"
         except StreamError as error:
             why = f"refused what came: {error}"
         except OSError as error:

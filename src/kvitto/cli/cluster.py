@@ -23,7 +23,7 @@ from kvitto.cluster.state import Member, epoch_of, new_id, read_following, read_
 from kvitto.server.etcd import Etcd
 from kvitto.store import paths
 from kvitto.store.disk import RealDisk
-from kvitto.store.store import refuse_incomplete, refuse_inside
+from kvitto.store.store import refuse_foreign, refuse_inside
 
 ETCD, CLUSTER = "KVITTO_ETCD", "KVITTO_CLUSTER"
 REFUSED, USAGE, UNANSWERED = 1, 2, 3
@@ -166,7 +166,7 @@ def directory(path: Path) -> RealDisk:
     disk = RealDisk(str(path))
     refuse_inside(disk)
     disk.makedirs("")
-    refuse_incomplete(disk)
+    refuse_foreign(disk)
     return disk
 
 

@@ -610,6 +610,8 @@ class Follower:
         self._link(node.paths[0], path)
 
     def _refuse_to_empty(self, gone: int, of: int) -> None:
+        if self._cluster:  # who was elected has everything that was confirmed, and what goes from here is kept
+            return
         if of < SMALL_BYTES or 2 * gone <= of or self._session == self.following.session:
             return
         raise Refused(
@@ -695,12 +697,18 @@ class Follower:
         self._drop_replaced()
         self.tell(f"following {self.where}{moved}")
 
-    def _drop_replaced(self) -> None:
-        """Remove the files that were replaced more than a day ago."""
-        oldest = stamp(self.clock.now_ms() - KEPT_MS)
+    def make_room(self) -> bool:
+        """Remove all files that were replaced, because the disk is full. Return whether there were any."""
+        return self._drop_replaced(KEPT_MS)
+
+    def _drop_replaced(self, earlier_ms: int = 0) -> bool:
+        """Remove the files that were replaced more than a day ago, or so much less. Return whether there were any."""
+        oldest, found = stamp(self.clock.now_ms() - KEPT_MS + earlier_ms), False
         for name in self.disk.listdir(paths.REPLACED):
-            if name.partition("-")[2] < oldest:
+            if name.partition("-")[2] < oldest and f"{paths.REPLACED}/{name}" != self._aside:
                 self.disk.rmtree(f"{paths.REPLACED}/{name}")
+                found = True
+        return found
 
 
 def stamp(ms: int) -> str:
