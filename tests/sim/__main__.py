@@ -28,9 +28,10 @@ WANTED = {
     "replica": 20_000,
     "backup": 2_000,
     "standby": 20_000,
+    "cluster": 20_000,
 }
 """States or failures of each kind that a full run tries."""
-PARTS = {"power": 0.2, "tx": 0.2, "consumers": 0.2, "policies": 0.2, "replica": 0.5, "standby": 0.1}
+PARTS = {"power": 0.2, "tx": 0.2, "consumers": 0.2, "policies": 0.2, "replica": 0.5, "standby": 0.1, "cluster": 0.1}
 """Of the operations of a run, where all of them would be many states of few lives. A run that is repeated tries all."""
 
 

@@ -275,6 +275,7 @@ class Cluster:
         """Something happens to the network, to a follower, or to the register."""
         if self.leading is None or not self.world.up:
             return
+        self.result.notes["steps"] += 1
         rng, choice = self.rng, self.rng.random()
         node = rng.choice(self.nodes)
         self._behind = self._behind + 1 if self.leading.store.commits.behind else 0
