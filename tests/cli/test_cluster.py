@@ -64,6 +64,7 @@ def test_what_cannot_be_is_refused(etcd: FakeEtcd, key: Path, tmp_path: Path) ->
     nobody = f"http://127.0.0.1:{free_port()}"
     assert "etcd does not answer" in refused("cluster", "status", "--etcd", nobody, code=3)
     assert "is no address of etcd" in refused("cluster", "status", "--etcd", "ftp://x", code=2)
+    assert "is no name" in refused("cluster", "status", "--etcd", etcd.url, "--cluster", "a/b", code=2)
     init = ("cluster", "init", "--etcd", etcd.url, "--data-dir")
     assert "must be 1 to 17" in refused(*init, str(tmp_path / "one"), "--min-in-sync", "0", code=2)
     (tmp_path / "full").mkdir()
@@ -109,7 +110,7 @@ def test_a_node_starts_on_no_guess(etcd: FakeEtcd, key: Path, tmp_path: Path) ->
         ({"etcd": "http://x", "follow": "h:1", "followers": ""}, "--etcd needs --followers"),
         ({"etcd": "http://x", "followers": "h:1", "follow": "h:1"}, "--etcd and --follow exclude each other"),
         ({"etcd": "http://x", "followers": "h:1", "min_in_sync": 2}, "--etcd and --min-in-sync exclude each other"),
-        ({"etcd": "http://x", "followers": "h:1", "cluster": "a b"}, "is no name"),
+        ({"etcd": "http://x", "followers": "h:0"}, "--advertise HOST:PORT is needed"),
         ({"etcd": "http://x", "followers": "0.0.0.0:1"}, "--advertise HOST:PORT is needed"),
         ({"etcd": "http://x", "followers": "h:1", "advertise": "h"}, "is no address"),
         ({"etcd": "http://x", "followers": "h:1"}, "needs --cluster-key"),

@@ -428,3 +428,25 @@ def test_over_tls_a_hub_hands_out_all_that_was_decrypted(tmp_path: Path) -> None
             hub.close()
         with pytest.raises(ssl.SSLCertVerificationError):
             kombu.Connection(address, ssl=checked | {"ca_certs": None, "server_hostname": "localhost"}).connect()
+
+
+@pytest.mark.parametrize("scheme", ["amqp", "kvitto"])
+def test_a_limit_that_is_raised_reaches_a_consumer_that_runs(kvitto_broker: kvitto.Broker, scheme: str) -> None:
+    """Celery does that for each task with a countdown, which it holds until then: without it no other task came."""
+    got: list[Any] = []
+    with kombu.Connection(kvitto_broker.url.replace("amqp://", f"{scheme}://", 1)) as connection:
+        whole = not connection.qos_semantics_matches_spec
+        channel = connection.channel()
+        name = channel.queue_declare(exclusive=True).queue
+        channel.basic_qos(0, 2, whole)
+        channel.basic_consume(name, callback=got.append)
+        for number in range(5):
+            publish(channel, str(number), name)
+        while len(got) < 2:
+            connection.drain_events(timeout=30)
+        with pytest.raises(socket.timeout):
+            connection.drain_events(timeout=0.1)
+        channel.basic_qos(0, 5, whole)
+        while len(got) < 5:
+            connection.drain_events(timeout=30)
+    assert [message.body for message in got] == ["0", "1", "2", "3", "4"]

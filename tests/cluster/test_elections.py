@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tests.cluster.nodes import Cluster, Publisher, lines, numbers
+from kvitto.client.errors import AMQPError
+from tests.cluster.nodes import Cluster, Node, Publisher, lines, numbers
 from tests.support.etcd import FakeEtcd, RealEtcd, real_etcd
 from tests.support.wait import wait_until
 
@@ -163,3 +165,61 @@ def test_a_node_ends_in_order_and_another_one_leads(cluster: Cluster) -> None:
         confirmed = publisher.stop()
     check(cluster, confirmed)
     assert [node.stop() for node in cluster.nodes] == [0, 0, 0]
+
+
+def segments(node: Node) -> list[Path]:
+    return sorted((path for path in node.data.glob("queues/*/0*.log")), key=lambda path: -path.stat().st_size)
+
+
+def damage(path: Path) -> None:
+    """Flip a bit in the middle of a file."""
+    with path.open("r+b") as file:
+        at = path.stat().st_size // 3
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 1]))
+
+
+def test_a_node_that_starts_with_damage_does_not_lead_and_gets_a_good_copy(cluster: Cluster) -> None:
+    cluster.wait_in_sync(3)
+    publisher = Publisher(cluster)
+    try:
+        publisher.more(500)
+    finally:
+        confirmed = publisher.stop()
+    leader = cluster.wait_for_leader()
+    others = [node for node in cluster.nodes if node is not leader]
+    for node in [leader, *others]:
+        node.kill()
+    damage(segments(leader)[0])
+    leader.start()
+    wait_until(lambda: lines(leader, "leads no more, and copies what is damaged"), what="it resigns")
+    for node in others:
+        node.start()
+    assert cluster.wait_for_leader() is not leader
+    cluster.wait_in_sync(3)
+    check(cluster, confirmed)
+
+
+def test_a_leader_that_finds_damage_lets_another_one_lead(cluster: Cluster) -> None:
+    """What it cannot read any more others can, and it gets their copy."""
+    cluster.wait_in_sync(3)
+    leader = cluster.wait_for_leader()
+    body = bytes(50_000)
+    with leader.connect() as connection, connection.channel() as channel:
+        queue = channel.queue("large", durable=True)
+        for number in range(400):
+            channel.publish(b"%d " % number + body, "large")
+        damage(segments(leader)[0])
+        got: list[int] = []
+        with suppress(AMQPError, OSError):
+            while (message := queue.get()) is not None:
+                got.append(int(message.body.split()[0]))
+                message.ack()
+    assert len(got) < 400
+    wait_until(lambda: lines(leader, "leads no more, and copies what is damaged"), what="it resigns")
+    found = numbers(cluster.wait_for_leader(other=leader), "large")
+    assert set(range(400)) <= set(got) | set(found)
+    cluster.wait_in_sync(3)
+    check(cluster, [])

@@ -173,12 +173,8 @@ class Config:
             raise ConfigError(
                 text or "--etcd and --min-in-sync exclude each other: `kvitto cluster init` sets the minimum"
             )
-        if self.etcd and not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", self.cluster):
-            raise ConfigError(f"--cluster {self.cluster!r} is no name: up to 64 letters, digits, '_', '.' and '-'")
-        if self.etcd and self.advertised[0] in ("0.0.0.0", "::"):
-            raise ConfigError(
-                "--advertise HOST:PORT is needed: other nodes cannot connect to all addresses of a machine"
-            )
+        if self.etcd and (self.advertised[0] in ("0.0.0.0", "::") or not self.advertised[1]):
+            raise ConfigError("--advertise HOST:PORT is needed: other nodes have to know one address and one port")
         if self.followers and self.follow:
             raise ConfigError("--followers and --follow exclude each other: a follower has no followers")
         if (self.followers or self.follow) and self.cluster_key is None:

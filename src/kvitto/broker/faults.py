@@ -50,7 +50,8 @@ class Faults:
         log.error("%s is out of service: %s", thing, error, exc_info=trace)
         self._broker.store.alarm(
             f"{thing} is out of service because of an error ({queue.fault}). Its messages on disk are untouched. "
-            "Restart the broker to bring it back"
+            "Restart the broker to bring it back",
+            damage=False,
         )
         self._forget(queue)
         self.fresh.append(queue)

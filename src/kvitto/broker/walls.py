@@ -134,5 +134,6 @@ class Service:
             raise error
         log.error("internal error", exc_info=error)
         self._store.alarm(
-            f"{self.stopped} until the broker is restarted: an internal error has ended that work, the log has the details"
+            f"{self.stopped} until the broker is restarted: an internal error has ended that work, the log has the details",
+            damage=False,
         )

@@ -26,6 +26,7 @@ from kvitto.cluster.promotion import begin_epoch
 from kvitto.cluster.records import StreamError
 from kvitto.cluster.register import Document, Register, RegisterError, Seat, Seen, Unanswered
 from kvitto.cluster.state import (
+    Following,
     Member,
     epoch_of,
     new_id,
@@ -33,13 +34,14 @@ from kvitto.cluster.state import (
     read_history,
     read_member,
     why_not_elected,
+    write_following,
     write_member,
 )
 from kvitto.server.etcd import Etcd
 from kvitto.server.lease import TTL_S, Lease, boottime
 from kvitto.server.listening import in_url
 from kvitto.server.notify import Notify
-from kvitto.server.tenure import PROMISE_S, Deposed, Election
+from kvitto.server.tenure import PROMISE_S, Damaged, Deposed, Election
 from kvitto.store import paths
 from kvitto.store.disk import Disk, RealDisk
 from kvitto.store.store import refuse_incomplete, refuse_inside
@@ -78,10 +80,28 @@ def run_node(config: Config, lead: Callable[[Election], int]) -> int:
         raise Refused(str(error)) from None
     try:
         return lead(election)
+    except Damaged as error:
+        resign(election, disk, str(error))
+        begin_anew()
     except Deposed:
         begin_anew()
     finally:
         election.lease.stop(give_up=False)
+
+
+def resign(election: Election, disk: Disk, why: str) -> None:
+    """Let another member lead, since files are damaged here. This directory does not lead before it has been compared with that one's."""
+    log.warning("this node leads no more, and copies what is damaged from another one: %s", why)
+    write_following(disk, Following(election.seat.address, False, "", election.member))
+    register, document = election.register, election.document
+    try:
+        seen = register.read()
+        found = seen.document
+        if found is not None and (found.epoch, found.leader) == (document.epoch, election.member):
+            register.change(found.with_members(set(found.members) - {election.member}), seen.version)
+    except (Unanswered, RegisterError) as error:
+        log.warning("the register still takes this node for a member, which does not try to lead: %s", error)
+    election.lease.stop(give_up=True)
 
 
 def begin_anew() -> NoReturn:
@@ -126,14 +146,18 @@ class Candidate:
             self._known(seen)
             document, seat = seen.document, seen.seat
             assert document is not None
-            if seat is None or seat.member == self.member.member or seat.process == self._dead:
-                # as this process has locked the directory, an earlier process of this member has ended
-                if (why := self._why_not(document, seat)) or (election := self._stand(seen)) is None:
-                    self._say(why or "somebody else was elected")
-                    time.sleep(REST_S)
-                    continue
-                return election
-            self._follow(seat, document.epoch)
+            if seat is not None and seat.member != self.member.member and seat.process != self._dead:
+                self._follow(seat, document.epoch)
+                continue
+            # as this process has locked the directory, an earlier process of this member has ended
+            why = self._why_not(document, seat)
+            try:
+                if not why and (election := self._stand(seen)) is not None:
+                    return election
+            except StoreFull as error:
+                why = f"nobody leads; this node cannot: {error}"
+            self._say(why or "somebody else was elected")
+            time.sleep(REST_S)
 
     def _seen(self) -> Seen:
         """What the register holds. It is asked until it answers."""

@@ -29,6 +29,12 @@ class Transport(pyamqp.Transport):
     def driver_version(self) -> str:
         return __version__
 
+    def qos_semantics_matches_spec(self, connection: Opened) -> bool:
+        """Say whether a limit that is not global changes running consumers: with Kvitto it does not, as with RabbitMQ 3."""
+        if connection.server_properties.get("product") == "Kvitto":
+            return False
+        return bool(super().qos_semantics_matches_spec(connection))
+
     def register_with_event_loop(self, connection: Opened, loop: Any) -> None:
         """Let the loop (a kombu Hub) read."""
         connection.bell = Bell(loop, connection.push_settlements, self.on_readable, connection, loop)

@@ -12,9 +12,11 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import re
 import ssl
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -29,6 +31,7 @@ from kvitto.cluster.register import (
     seat_from,
 )
 
+NAME = r"[A-Za-z0-9_.-]{1,64}"
 PORT = 2379
 CALL_S = 2.0
 """The most time that one call takes, over all endpoints."""
@@ -48,6 +51,8 @@ class Etcd:
 
     def __init__(self, endpoints: Sequence[str], name: str, tls: ssl.SSLContext | None = None) -> None:
         """`endpoints`: URLs like http://10.0.0.1:2379. `name`: the name of the cluster. Raises ConfigError."""
+        if not re.fullmatch(NAME, name):
+            raise ConfigError(f"--cluster {name!r} is no name: up to 64 letters, digits, '_', '.' and '-'")
         self._endpoints = [_endpoint(text) for text in endpoints]
         self._tls = tls
         self.where = ", ".join(endpoints)
@@ -61,13 +66,15 @@ class Etcd:
     def read(self) -> Seen:
         wanted = [{"requestRange": {"key": _coded(key)}} for key in (self._document, self._leader)]
         found = self._call("/v3/kv/txn", {"success": wanted}, again=True)
-        document, leader = (response.get("response_range", {}).get("kvs", [{}])[0] for response in found["responses"])
-        return Seen(
-            identity=str(found["header"]["cluster_id"]),
-            document=decoded(_plain(document["value"])) if document else None,
-            version=int(document.get("mod_revision", 0)),
-            seat=seat_from(_plain(leader["value"])) if leader else None,
-        )
+        with understood():
+            kept = [response.get("response_range", {}).get("kvs", [{}])[0] for response in found["responses"]]
+            document, leader = kept
+            return Seen(
+                identity=str(found["header"]["cluster_id"]),
+                document=decoded(_plain(document["value"])) if document else None,
+                version=int(document.get("mod_revision", 0)),
+                seat=seat_from(_plain(leader["value"])) if leader else None,
+            )
 
     def create(self, document: Document) -> bool:
         return self._put(document, [self._is_new(self._document)]) is not None
@@ -88,10 +95,14 @@ class Etcd:
         return bool(found.get("succeeded"))
 
     def grant(self, seconds: int) -> str:
-        return str(self._call("/v3/lease/grant", {"TTL": seconds}, again=True)["ID"])
+        found = self._call("/v3/lease/grant", {"TTL": seconds}, again=True)
+        with understood():
+            return str(found["ID"])
 
     def renew(self, lease: str) -> bool:
-        return "TTL" in self._call("/v3/lease/keepalive", {"ID": lease}, again=True).get("result", {})
+        found = self._call("/v3/lease/keepalive", {"ID": lease}, again=True)
+        with understood():
+            return "TTL" in found.get("result", {})
 
     def revoke(self, lease: str) -> None:
         self._call("/v3/lease/revoke", {"ID": lease}, again=True)
@@ -106,7 +117,8 @@ class Etcd:
     def _put(self, document: Document, compare: list[dict[str, Any]], *more: dict[str, Any]) -> int | None:
         put = {"requestPut": {"key": _coded(self._document), "value": _coded(document.encoded())}}
         found = self._call("/v3/kv/txn", {"compare": compare, "success": [put, *more]})
-        return int(found["header"]["revision"]) if found.get("succeeded") else None
+        with understood():
+            return int(found["header"]["revision"]) if found.get("succeeded") else None
 
     def _is(self, version: int) -> dict[str, Any]:
         return {"key": _coded(self._document), "target": "MOD", "result": "EQUAL", "mod_revision": str(version)}
@@ -181,6 +193,15 @@ class Etcd:
         """Try this endpoint last from now on."""
         if len(self._endpoints) > 1:
             self._endpoints = [*(other for other in self._endpoints if other != endpoint), endpoint]
+
+
+@contextmanager
+def understood() -> Iterator[None]:
+    """Raise Unanswered for an answer that lacks what every etcd says."""
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise Unanswered(f"etcd's answer cannot be understood: {error!r}") from None
 
 
 def _endpoint(text: str) -> tuple[str, str, int]:

@@ -21,7 +21,7 @@ from kvitto.cluster.gate import Count, Enough, Gate, acknowledged, few, in_sync
 from kvitto.cluster.handshake import Refused, read_key
 from kvitto.cluster.link import Behind, Leader, Link
 from kvitto.cluster.records import CHUNK_BYTES, Kind, StreamError
-from kvitto.cluster.ring import Ring
+from kvitto.cluster.ring import Ring, nothing
 from kvitto.cluster.state import begin_history
 from kvitto.cluster.tapping import TapDisk
 from kvitto.server.listening import bind, in_url
@@ -148,6 +148,12 @@ class Followers:
         self._commits = commits
         commits.begun = begun
 
+    def cut(self) -> None:
+        """Send followers nothing more, not even what is in the ring."""
+        for task in self._tasks:
+            task.cancel()
+        self.ring.on_put = nothing
+
     # -- who has to be in sync ---------------------------------------------------------------------------------------
 
     async def wait_in_sync(self) -> None:
@@ -194,6 +200,11 @@ class Followers:
     def _awake(self) -> dict[str, int]:
         """Return up to which byte of the stream each follower has everything that is in sync and not silent, by its name."""
         return {link.member: link.behind_at for link in in_sync(self.links) if self._silent_s(link) < SILENT_S}
+
+    @property
+    def in_sync(self) -> set[str]:
+        """The followers that are in sync, by their names."""
+        return set(self._awake())
 
     def _look_at_members(self) -> None:
         """Have the register told who is in sync, if that has changed."""
@@ -373,6 +384,8 @@ class Followers:
                 self._received_at[link] = time.monotonic()
                 link.take(data)
                 self._acknowledged()
+                if self.tenure is not None and link.state == "following" and not self.tenure.knows(link.member):
+                    self._look_at_members()
                 wake.set()
             raise EOFError
         finally:

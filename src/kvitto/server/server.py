@@ -36,7 +36,7 @@ from kvitto.server.peer import INBOX, Peer
 from kvitto.server.poller import Loop
 from kvitto.server.shovels import Shovels
 from kvitto.server.syncer import Syncer
-from kvitto.server.tenure import Deposed, Election
+from kvitto.server.tenure import Damaged, Deposed, Election
 from kvitto.server.tls import TlsFiles
 from kvitto.server.watch import ConnectionWatch
 from kvitto.server.watermarks import Watermarks
@@ -142,6 +142,7 @@ class Server(Driving):
             if self.followers is not None:
                 self.followers.begin(self.store.commits)
             self.broker.start(self._first_user())
+            self._refuse_damage()
         except StoreError as error:
             self.store.fail(error)
             raise
@@ -182,6 +183,28 @@ class Server(Driving):
         self.poller.measure(self.broker.latencies)  # not the start itself: nobody waits for the loop before
         self.schedule()
         self.shovels.start()
+
+    def _refuse_damage(self) -> None:
+        """In a cluster, have another member lead if files are damaged here: nobody has been told of them yet. Raises Damaged."""
+        tenure = self.followers.tenure if self.followers is not None else None
+        if tenure is None:
+            return
+        if self.store.damages and tenure.others():
+            raise Damaged(self.store.damages[0])
+        self.store.on_damage = self._found_damage
+
+    def _found_damage(self, text: str) -> None:
+        """In a cluster, end before the damage is dealt with here, so that it reaches no other copy. Raises Damaged."""
+        followers = self.followers
+        assert followers is not None and followers.tenure is not None
+        if followers.in_sync & set(followers.tenure.others()):
+            error = Damaged(text)
+            followers.cut()
+            self.store.fail(error)
+            self._loop.call_soon(
+                self.fail, error
+            )  # whoever reads for a client may answer the error instead of raising it
+            raise error
 
     def _first_user(self) -> FirstUser:
         config = self.config

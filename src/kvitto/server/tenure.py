@@ -7,6 +7,7 @@ followers. `Followers` calls it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import deque
@@ -14,11 +15,12 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from kvitto.base.errors import StoreError
 from kvitto.cluster.follower import Inherited
 from kvitto.cluster.gate import in_sync
 from kvitto.cluster.link import Link
 from kvitto.cluster.membership import Membership
-from kvitto.cluster.register import Document, Register, RegisterError, Seat, Seen, Unanswered
+from kvitto.cluster.register import Document, Register, Seat, Seen
 from kvitto.server.lease import MARGIN_S, Lease, boottime
 
 log = logging.getLogger("kvitto")
@@ -38,6 +40,10 @@ MARKS_MAX = 64
 
 class Deposed(Exception):
     """This node may not lead any more. The text says why."""
+
+
+class Damaged(StoreError):
+    """Files of this node's directory are damaged, and other members have good ones. It may not lead before it has copied theirs."""
 
 
 @dataclass
@@ -74,7 +80,7 @@ class Tenure:
         self._missing: dict[str, float] = {}
         """Since when each member that is not in sync has not been."""
         self._marks: deque[tuple[int, float]] = deque(maxlen=MARKS_MAX)
-        """Places of the stream, and when they were the next ones: who acknowledges one has heard of this leader after that."""
+        """Places of the stream, and when they were the next ones: who acknowledges the record of such a place got it after that."""
         self._promised_until = 0.0
         self._again_at = 0.0
         self._worker = ThreadPoolExecutor(1, "kvitto-register")
@@ -86,8 +92,13 @@ class Tenure:
     def begin(self) -> None:
         """Begin to look whether the seat is still this node's. The loop calls this."""
         loop = asyncio.get_running_loop()
+
+        def seen(found: Seen) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(self._saw, found)
+
         self.lease.version = lambda: self.membership.version
-        self.lease.on_seen = lambda seen: loop.call_soon_threadsafe(self._saw, seen)  # type: ignore[assignment]
+        self.lease.on_seen = seen
 
     def stop(self, give_up: bool) -> None:
         self.lease.stop(give_up)
@@ -142,12 +153,12 @@ class Tenure:
         try:
             changed = self._register.change(document, version)
             return changed, self._register.read() if changed is None else None
-        except (Unanswered, RegisterError) as error:
+        except Exception as error:  # noqa: BLE001 - top of the thread: whatever it was, the outcome is not known
             log.warning("the members cannot be changed: %s", error)
             return None, None
 
     def _answered(self, asked: asyncio.Future[tuple[int | None, Seen | None]]) -> None:
-        if asked.cancelled() or asked.exception() is not None:
+        if asked.cancelled():  # the loop has ended
             return
         version, seen = asked.result()
         if version is None:
@@ -170,6 +181,14 @@ class Tenure:
         if self.membership.why_over:
             self.on_end(self.membership.why_over)
 
+    def knows(self, member: str) -> bool:
+        """Return whether a follower is a member, or the register has been asked to add it."""
+        return member in self.membership.waits
+
+    def others(self) -> list[str]:
+        """Return the members beside this one. They have everything that was confirmed."""
+        return [member for member in self.membership.document.members if member != self.membership.member]
+
     # -- how long clients are served -------------------------------------------------------------------------------
 
     def mark(self, place: int) -> None:
@@ -178,12 +197,12 @@ class Tenure:
 
     def heard(self, links: Iterable[Link]) -> None:
         """Count what followers have promised by their acknowledgements: not to try to lead for a while."""
-        others = self.membership.waits | (set(self.membership.document.members) - {self.membership.member})
+        others = self.membership.waits.union(self.others())
         found = {link.member: link.acknowledged for link in in_sync(links)}
         if not others <= found.keys():
             return
         least = min((found[member] for member in others), default=0)
-        sent = max((at for place, at in self._marks if place <= least), default=0.0)
+        sent = max((at for place, at in self._marks if place < least), default=0.0)
         self._promised_until = max(self._promised_until, sent + PROMISE_S - MARGIN_S)
 
     def holds(self) -> bool:

@@ -137,12 +137,20 @@ def has_messages(disk: Disk, directory: str) -> bool:
     return False
 
 
+def nobody_else(_text: str) -> None:
+    """There is no other copy."""
+
+
 class Store:
     def __init__(self, disk: Disk, clock: Clock, *, sync: bool = True) -> None:
         self.disk = disk
         self.clock = clock
         self.room = Room(disk)
         self.alarms: list[str] = []
+        self.damages: list[str] = []
+        """Those of the alarms that are about damage."""
+        self.on_damage: Callable[[str], None] = nobody_else
+        """Called with each alarm about damage. A cluster has other copies."""
         self.failed: Exception | None = None
         self.commits = GroupCommit(disk, sync)
         self.removals = Removals(disk)
@@ -203,7 +211,7 @@ class Store:
         if not self.ending.in_order and disk.exists(paths.ARCHIVE):
             disk.sync_dir(paths.ARCHIVE)
         if fault:
-            self.alarm(f"{paths.BOOT}: {fault}. Everything that waits is flagged, as after a power cut")
+            self.alarm(f"{paths.BOOT}: {fault}. Everything that waits is flagged, as after a power cut", damage=False)
         if not self.upgrading:
             for text in self.inventory.load(self.ending.in_order, self.ending.power_cut):
                 self.alarm(f"{text}. It is made anew from the files that are there")
@@ -425,10 +433,14 @@ class Store:
         self.leaving.pop(log_, None)
         self.logs.pop(log_, None)
 
-    def alarm(self, text: str) -> None:
+    def alarm(self, text: str, damage: bool = True) -> None:
+        """Tell operators. `damage`: files of the data directory are not what they should be; another copy of them may be good."""
         if text not in self.alarms:
             self.alarms.append(text)
             log.error(text)
+            if damage:
+                self.damages.append(text)
+                self.on_damage(text)
 
     def quarantine(self, log_: Log, segment: Segment, why: str) -> None:
         """Keep a copy of a damaged segment, and raise an alarm. Without room for a copy the segment itself is kept (`segment.evidence`)."""

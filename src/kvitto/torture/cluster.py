@@ -67,7 +67,7 @@ class KvittoCluster(Node):
     def __init__(self, place: Path, count: int) -> None:
         super().__init__(place)
         client, self._peer = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
-        self._client = client
+        self._client = self.etcd_url = client
         key = place / "key"
         key.touch(0o600)
         key.write_text(secrets.token_hex(32))

@@ -53,6 +53,11 @@ if TYPE_CHECKING:
     from kvitto.protocol.connection import Connection
 
 
+PY_AMQP = "py-amqp"
+"""The library of kombu. With brokers that it does not know kombu expects the specification's basic.qos, which changes running consumers:
+Celery raises the limit for each task with a countdown, which it holds unacked until then, and would stop without it."""
+
+
 def qos(conn: Connection, chan: Channel, m: BasicQos) -> None:
     if m.prefetch_size:
         raise ConnectionError_(NOT_IMPLEMENTED, f"prefetch_size!=0 ({m.prefetch_size})")
@@ -60,6 +65,10 @@ def qos(conn: Connection, chan: Channel, m: BasicQos) -> None:
         chan.limit_all(m.prefetch_count)
     else:
         chan.prefetch = m.prefetch_count
+        if conn.client.get("product") == PY_AMQP:
+            for consumer in chan.consumers.values():
+                consumer.prefetch = m.prefetch_count
+                consumer.queue.resume(consumer)
     conn.send(chan.number, BasicQosOk())
 
 

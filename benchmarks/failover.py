@@ -1,0 +1,135 @@
+"""How long a cluster confirms nothing when its leader is lost, with much that waits.
+
+    python -m benchmarks.failover [--nodes 3] [--gb 10] [--queues 1000] [--times 5] [--place DIR]
+
+Nodes and an etcd run on this machine (`kvitto torture --nodes` uses the same), so all directories are on one disk and all processes share
+its cores. `--gb` of durable messages of 100 KB wait in `--queues` queues. A probe publishes one message after the other to whichever node
+answers. Then the leader is killed, stands still, or is ended in order, `--times` times each; the time is from that moment to the first
+confirm by another node. All nodes are in sync again before the next one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from kvitto.base.table import table
+from kvitto.client import AMQPError, Connection, Properties
+from kvitto.server.etcd import Etcd
+from kvitto.torture.cluster import KvittoCluster
+
+PLACE = Path(__file__).resolve().parent.parent / "build" / "bench" / "failover"
+BODY = bytes(100_000)
+WINDOW = 500
+DURABLE = Properties(delivery_mode=2)
+POLL_S = 0.01
+BETWEEN_S = 1.0
+PROBED = "failover.probed"
+
+
+class Probe:
+    """Publishes one message after the other to whichever node answers."""
+
+    def __init__(self, uris: Sequence[str]) -> None:
+        self.confirmed_at = 0.0
+        self.by = ""
+        self._uris = uris
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            for uri in self._uris:
+                with (
+                    suppress(AMQPError, OSError, TimeoutError),
+                    Connection(f"{uri}&connection_timeout=500") as connection,
+                ):
+                    channel = connection.channel()
+                    channel.queue_declare(PROBED, durable=True, arguments={"x-max-length": 10})
+                    channel.confirm_select()
+                    while not self._ended.is_set():
+                        channel.publish(b"probe", "", PROBED, DURABLE)
+                        channel.wait_for_confirms(2)
+                        self.by, self.confirmed_at = uri, time.monotonic()
+                        time.sleep(0.001)
+            time.sleep(POLL_S)
+
+    def end(self) -> None:
+        self._ended.set()
+        self._thread.join()
+
+
+def fill(uri: str, size: int, queues: int) -> None:
+    """Publish so many bytes to so many queues."""
+    with Connection(uri) as connection:
+        channel = connection.channel()
+        for number in range(queues):
+            channel.queue_declare(f"failover.{number}", durable=True)
+        channel.confirm_select()
+        for number in range(size // len(BODY)):
+            channel.publish(BODY, "", f"failover.{number % queues}", DURABLE)
+            if number % WINDOW == WINDOW - 1:
+                channel.wait_for_confirms(600)
+        channel.wait_for_confirms(600)
+
+
+def whole(register: Etcd, count: int) -> None:
+    """Wait until all nodes are in sync."""
+    while (document := register.read().document) is None or len(document.members) < count:
+        time.sleep(10 * POLL_S)
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.failover", description=__doc__.partition("\n")[0])
+    parser.add_argument("--nodes", type=int, default=3)
+    parser.add_argument("--gb", type=float, default=10.0)
+    parser.add_argument("--queues", type=int, default=1000)
+    parser.add_argument("--times", type=int, default=5)
+    parser.add_argument("--place", type=Path, default=PLACE)
+    options = parser.parse_args(arguments)
+    shutil.rmtree(options.place, ignore_errors=True)
+    cluster = KvittoCluster(options.place, options.nodes)
+    ways: dict[str, Callable[[], object]] = {"kill -9": cluster.kill, "SIGSTOP": cluster.pause, "SIGTERM": cluster.stop}
+    found: dict[str, list[float]] = {way: [] for way in ways}
+    probe: Probe | None = None
+    try:
+        cluster.start()
+        register = Etcd([cluster.etcd_url], "kvitto")
+        whole(register, options.nodes)
+        began = time.monotonic()
+        fill(cluster.uri, int(options.gb * 1e9), options.queues)
+        whole(register, options.nodes)
+        print(f"{options.gb:g} GB wait in {options.queues} queues after {time.monotonic() - began:.0f} s", flush=True)
+        probe = Probe([node.uri for node in cluster.nodes])
+        for _ in range(options.times):
+            for way, do in ways.items():
+                time.sleep(BETWEEN_S)
+                old, lost_at = cluster.uri, time.monotonic()
+                do()
+                while probe.by == old or probe.confirmed_at < lost_at:
+                    time.sleep(POLL_S / 10)
+                found[way].append(probe.confirmed_at - lost_at)
+                cluster.resume()
+                cluster.start()
+                whole(register, options.nodes)
+                print(f"{way}: {found[way][-1]:.2f} s", flush=True)
+    finally:
+        if probe is not None:
+            probe.end()
+        cluster.close()
+        shutil.rmtree(options.place, ignore_errors=True)
+    rows = [(way, f"{statistics.median(times):.2f} s", f"{max(times):.2f} s") for way, times in found.items()]
+    print(table(("the leader's end", "without a confirm, median", "longest"), rows))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
