@@ -107,7 +107,7 @@ def test_a_node_starts_on_no_guess(etcd: FakeEtcd, key: Path, tmp_path: Path) ->
     ("settings", "why"),
     [
         ({"etcd": "http://x"}, "--etcd needs --followers"),
-        ({"etcd": "http://x", "follow": "h:1", "followers": ""}, "--etcd needs --followers"),
+        ({"etcd": "http://x", "follow": "h:1"}, "--etcd and --follow exclude each other"),
         ({"etcd": "http://x", "followers": "h:1", "follow": "h:1"}, "--etcd and --follow exclude each other"),
         ({"etcd": "http://x", "followers": "h:1", "min_in_sync": 2}, "--etcd and --min-in-sync exclude each other"),
         ({"etcd": "http://x", "followers": "h:0"}, "--advertise HOST:PORT is needed"),

@@ -441,7 +441,7 @@ def test_a_limit_that_is_raised_reaches_a_consumer_that_runs(kvitto_broker: kvit
         channel.basic_qos(0, 2, whole)
         channel.basic_consume(name, callback=got.append)
         for number in range(5):
-            publish(channel, str(number), name)
+            publish(channel, b"%d" % number, name)
         while len(got) < 2:
             connection.drain_events(timeout=30)
         with pytest.raises(socket.timeout):
@@ -449,4 +449,4 @@ def test_a_limit_that_is_raised_reaches_a_consumer_that_runs(kvitto_broker: kvit
         channel.basic_qos(0, 5, whole)
         while len(got) < 5:
             connection.drain_events(timeout=30)
-    assert [message.body for message in got] == ["0", "1", "2", "3", "4"]
+    assert [message.body for message in got] == [b"0", b"1", b"2", b"3", b"4"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
@@ -10,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from kvitto.client.errors import AMQPError
+from tests.cli.process import kvitto as command
 from tests.cluster.nodes import Cluster, Node, Publisher, lines, numbers
+from tests.crash.serve import STOP_S
 from tests.support.etcd import FakeEtcd, RealEtcd, real_etcd
 from tests.support.wait import wait_until
 
@@ -223,3 +226,60 @@ def test_a_leader_that_finds_damage_lets_another_one_lead(cluster: Cluster) -> N
     assert set(range(400)) <= set(got) | set(found)
     cluster.wait_in_sync(3)
     check(cluster, [])
+
+
+def test_a_leader_goes_on_without_etcd_as_long_as_all_follow_it(tmp_path: Path) -> None:
+    """Their promises stand in for its lease. Without one of them it ends, and SIGTERM ends it for good."""
+    etcd = FakeEtcd()
+    cluster = Cluster(tmp_path, etcd)
+    try:
+        cluster.wait_in_sync(3)
+        leader = cluster.wait_for_leader()
+        publisher = Publisher(cluster)
+        try:
+            etcd.deaf = True
+            wait_until(lambda: len(lines(leader, "cannot renew the lease")) > 0, what="the lease ends")
+            publisher.more(2000)
+            etcd.deaf = False
+            publisher.more(100)
+        finally:
+            confirmed = publisher.stop()
+        assert not lines(leader, "leads no more")
+        check(cluster, confirmed)
+        etcd.deaf = True
+        for node in cluster.nodes:
+            if node is not leader:
+                node.signal(signal.SIGSTOP)
+        wait_until(lambda: lines(leader, "leads no more"), what="it ends")
+        assert leader.stop() == 0
+    finally:
+        cluster.end()
+        etcd.stop()
+
+
+def test_a_copy_of_the_leaders_directory_is_refused(cluster: Cluster) -> None:
+    cluster.wait_in_sync(3)
+    publisher = Publisher(cluster)
+    try:
+        publisher.more(100)
+        leader = cluster.wait_for_leader()
+        copy = Node(cluster, "copy")
+        shutil.copytree(leader.data, copy.data)
+        copy.start()
+        assert copy.process.wait(STOP_S) == 1
+        publisher.more(100)
+    finally:
+        confirmed = publisher.stop()
+    assert "another process leads with a copy of" in copy.log()
+    copy.kill()
+    copy.errors.close()
+    assert cluster.wait_for_leader() is leader
+    check(cluster, confirmed)
+
+
+def test_a_warm_standby_does_not_count_as_a_member(cluster: Cluster) -> None:
+    cluster.wait_in_sync(3)
+    leader = cluster.wait_for_leader()
+    data = str(cluster.place / "standby")
+    followed = command("serve", "--data-dir", data, "--follow", leader.address, "--cluster-key", str(cluster.key))
+    assert followed.returncode == 1 and "belongs to no cluster: start it with --etcd" in followed.stderr

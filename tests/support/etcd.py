@@ -82,9 +82,6 @@ class FakeEtcd:
                 return 404, {"error": "etcdserver: requested lease not found", "code": 5}
             self._end(body["ID"])
             found = {}
-        elif path == "/v3/kv/deleterange":
-            self.kept.pop(body["key"], None)
-            found = {}
         else:
             return 404, {"error": "Not Found", "code": 5}
         return 200, {"header": {**header, "revision": str(self.revision)}, **found}

@@ -159,20 +159,12 @@ class Config:
                     address(text)
                 except ValueError as error:
                     raise ConfigError(f"{option(name)}: {error}") from None
-        if self.etcd and (self.follow or not self.followers or self.min_in_sync > 1):
-            text = (
-                "--etcd needs --followers, where the other nodes connect when this one leads"
-                if not self.followers
-                else ""
-            )
-            text = (
-                text or "--etcd and --follow exclude each other: the cluster knows whom to follow"
-                if self.follow
-                else text
-            )
-            raise ConfigError(
-                text or "--etcd and --min-in-sync exclude each other: `kvitto cluster init` sets the minimum"
-            )
+        if self.etcd and self.follow:
+            raise ConfigError("--etcd and --follow exclude each other: the cluster knows whom to follow")
+        if self.etcd and not self.followers:
+            raise ConfigError("--etcd needs --followers, where the other nodes connect when this one leads")
+        if self.etcd and self.min_in_sync > 1:
+            raise ConfigError("--etcd and --min-in-sync exclude each other: `kvitto cluster init` sets the minimum")
         if self.etcd and (self.advertised[0] in ("0.0.0.0", "::") or not self.advertised[1]):
             raise ConfigError("--advertise HOST:PORT is needed: other nodes have to know one address and one port")
         if self.followers and self.follow:

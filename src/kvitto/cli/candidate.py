@@ -19,7 +19,7 @@ from typing import NoReturn
 from kvitto.base.clock import SystemClock
 from kvitto.base.config import Config, address
 from kvitto.base.errors import StoreError, StoreFull
-from kvitto.cli.following import AGAIN_S, CONNECT_S, Stopped, stop, talk
+from kvitto.cli.following import AGAIN_S, Stopped, stop, talk
 from kvitto.cluster.follower import Follower
 from kvitto.cluster.handshake import Refused, read_key
 from kvitto.cluster.promotion import begin_epoch
@@ -50,9 +50,12 @@ log = logging.getLogger("kvitto")
 
 SILENCE_S = 4.0
 """A leader says four times a second that it is there."""
+AGAIN_SILENCE_S = 1.0
+"""One that has been silent gets so much time to say something in another connection."""
 WATCH_S = 1.0
 """So often a follower looks whether its leader still leads."""
 REST_S = 0.2
+AGAIN_MAX_S = 1.0
 
 
 def run_node(config: Config, lead: Callable[[Election], int]) -> int:
@@ -78,6 +81,15 @@ def run_node(config: Config, lead: Callable[[Election], int]) -> int:
         return 0
     except RegisterError as error:
         raise Refused(str(error)) from None
+
+    def give_up(number: int, _frame: object) -> None:
+        """End a start, which may take long. Nobody has been told anything yet."""
+        log.info("stopped by %s before it led", signal.Signals(number).name)
+        election.lease.stop(give_up=True)
+        os._exit(0)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, give_up)
     try:
         return lead(election)
     except Damaged as error:
@@ -123,6 +135,7 @@ class Candidate:
         self._key = read_key(config.cluster_key) if config.cluster_key is not None else b""
         self._process = new_id()
         self._said = ""
+        self._pause = AGAIN_S
         self._epoch = 0
         """The epoch of the leader that is being followed."""
         self._follower: Follower | None = None
@@ -142,6 +155,7 @@ class Candidate:
         print(line, flush=True)
         self._notify.ready(line)
         while True:
+            self._notify.alive()
             seen = self._seen()
             self._known(seen)
             document, seat = seen.document, seen.seat
@@ -154,9 +168,9 @@ class Candidate:
             try:
                 if not why and (election := self._stand(seen)) is not None:
                     return election
-            except StoreFull as error:
+            except (StoreFull, StreamError) as error:
                 why = f"nobody leads; this node cannot: {error}"
-            self._say(why or "somebody else was elected")
+            self._say(why)
             time.sleep(REST_S)
 
     def _seen(self) -> Seen:
@@ -165,6 +179,7 @@ class Candidate:
             try:
                 return self._register.read()
             except Unanswered as error:
+                self._notify.alive()
                 self._say(str(error))
                 time.sleep(REST_S)
 
@@ -219,11 +234,12 @@ class Candidate:
                 self._disk, SystemClock(), self._key, seat.address, log.info, self._judge, self.member
             )
         follower.where = seat.address
-        watch, why = None, ""
+        watch, why, before = None, "", follower.place
         try:
-            with socket.create_connection(address(seat.address), CONNECT_S) as sock:
+            with socket.create_connection(address(seat.address), AGAIN_SILENCE_S) as sock:
                 watch = Watch(self._register, seat, sock)
-                talk(follower, sock, SILENCE_S, lambda: self._heard(seat))
+                silence = AGAIN_SILENCE_S if self._followed == seat.process else SILENCE_S
+                talk(follower, sock, silence, lambda: self._heard(seat, sock))
             why = "the leader has closed the connection"
         except ConnectionRefusedError as error:
             why = str(error)
@@ -242,7 +258,8 @@ class Candidate:
             if watch is not None:
                 watch.stop()
         self._say(f"{seat.address}: {why}; trying again")
-        time.sleep(0 if self._followed == seat.process and self._dead != seat.process and not watch else AGAIN_S)
+        self._pause = AGAIN_S if follower.place > before else min(2 * self._pause, AGAIN_MAX_S)
+        time.sleep(self._pause)
 
     def _is_dead(self, seat: Seat) -> None:
         """The machine of a leader says that nobody listens there any more: its process has ended, and nothing was promised to others."""
@@ -262,9 +279,11 @@ class Candidate:
         except OSError:
             pass
 
-    def _heard(self, seat: Seat) -> None:
-        self._followed = seat.process
-        self._last = seat
+    def _heard(self, seat: Seat, sock: socket.socket) -> None:
+        self._notify.alive()
+        if sock.gettimeout() != SILENCE_S:
+            sock.settimeout(SILENCE_S)
+        self._followed, self._last = seat.process, seat
         self._promised_until = boottime() + PROMISE_S
 
     def _judge(self, own: list[str], leaders: list[str]) -> str:
@@ -283,6 +302,11 @@ class Candidate:
         following = read_following(self._disk)
         if following is not None and not following.complete:
             return "nobody leads; this directory is not complete"
+        if seat is not None and seat.member == me and answers(seat.address):
+            raise Refused(
+                f"another process leads with a copy of {self._disk.root}, and followers connect to it at {seat.address}: stop one of "
+                "them, and start it with an empty directory"
+            )
         alone = document.members == (me,) or not document.epoch or document.leader == me
         if not alone and seat is None and boottime() < self._promised_until:
             self._look_whether_dead()
@@ -313,6 +337,7 @@ class Candidate:
                 return None
             wanted, version = now.document, now.version
         if version is None:
+            self._say("somebody else was elected")
             return None
         held = Lease(self._register, seat, lease, sent)
         try:
@@ -324,6 +349,17 @@ class Candidate:
         before = document.leader if document.leader != me else ""
         log.info("elected: this node leads epoch %d", wanted.epoch)
         return Election(self._register, wanted, version, seat, held, inherited, before)
+
+
+def answers(text: str) -> bool:
+    """Return whether somebody listens at an address, or may do so without answering in time."""
+    try:
+        socket.create_connection(address(text), AGAIN_SILENCE_S).close()
+    except ConnectionRefusedError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 class Watch:

@@ -1,6 +1,7 @@
 """`kvitto cluster`: makes a cluster, shows it, and begins it anew by an operator's word. `main.main` calls it.
 
-All sub-commands speak with etcd, not with a node. Exit codes: 0 done, 1 refused, and nothing has been changed, 3 etcd does not answer.
+The sub-commands speak with etcd, not with a node. Exit codes: 0 done, 1 refused, and nothing has been changed, 2 wrong usage, 3 etcd does
+not answer.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ def add_parser(commands: Any) -> None:
         "force", begin_again, "begin a cluster anew with this directory alone; what only other nodes have is lost"
     )
     force.add_argument("--data-dir", type=Path, required=True, metavar="DIR", help="the directory that has everything")
+    text = f"as of init (default: what the document says, {MINIMUM} if it is gone)"
+    force.add_argument("--min-in-sync", type=int, metavar="N", help=text)
     text = "start three nodes and an etcd on this machine, kill the leader while somebody publishes, and show what was lost"
     demo = actions.add_parser("demo", help=text, description=text)
     demo.add_argument("--kills", type=int, default=3, metavar="N", help="how often the leader is killed (default: 3)")
@@ -88,8 +91,7 @@ def told(error: Exception, code: int) -> int:
 
 
 def begin(args: argparse.Namespace, register: Etcd) -> None:
-    if not 1 <= args.min_in_sync <= MEMBERS_MAX:
-        raise ConfigError(f"--min-in-sync must be 1 to {MEMBERS_MAX}, not {args.min_in_sync}")
+    check_minimum(args.min_in_sync)
     seen = register.read()
     if seen.document is not None:
         raise Refused(f"there is a cluster {register.name} in etcd at {register.where} already: start its nodes")
@@ -109,7 +111,13 @@ def begin(args: argparse.Namespace, register: Etcd) -> None:
         try:
             made = register.create(document)
         except Unanswered:
-            made = register.read().document == document
+            found = register.read().document
+            if found is None:
+                raise Refused(
+                    f"etcd did not answer in time, and may still make the cluster: look with `kvitto cluster status`; if it is not "
+                    f"there after a minute, `kvitto cluster force --data-dir {args.data_dir}` makes it"
+                ) from None
+            made = found == document
         if not made:
             disk.unlink(paths.MEMBER)
             raise Refused(f"somebody else has just made a cluster {register.name}")
@@ -119,7 +127,13 @@ def begin(args: argparse.Namespace, register: Etcd) -> None:
         print(f"nothing is confirmed before {args.min_in_sync} nodes are in sync")
 
 
+def check_minimum(minimum: int | None) -> None:
+    if minimum is not None and not 1 <= minimum <= MEMBERS_MAX:
+        raise ConfigError(f"--min-in-sync must be 1 to {MEMBERS_MAX}, not {minimum}")
+
+
 def begin_again(args: argparse.Namespace, register: Etcd) -> None:
+    check_minimum(args.min_in_sync)
     seen = register.read()
     disk = directory(args.data_dir)
     with Locked(disk):
@@ -136,13 +150,15 @@ def begin_again(args: argparse.Namespace, register: Etcd) -> None:
                 f"cluster {register.name} in etcd at {register.where} is another one than {args.data_dir} knows"
             )
         epoch = max(epoch_of(read_history(disk)), before.epoch if before is not None else 0)
-        minimum = before.minimum if before is not None else 1
+        minimum = args.min_in_sync or (before.minimum if before is not None else MINIMUM)
         document = Document(member.cluster, epoch, "", (member.member,), minimum)
         made = register.create(document) if before is None else register.change(document, seen.version) is not None
         if not made:
             raise Refused("the document was changed meanwhile: stop all nodes first")
         write_member(disk, Member(member.cluster, seen.identity, member.member))
     print(f"cluster {register.name} begins anew with {args.data_dir}: start it, and the others with empty directories")
+    if minimum > 1:
+        print(f"nothing is confirmed before {minimum} nodes are in sync")
 
 
 def show(args: argparse.Namespace, register: Etcd) -> None:

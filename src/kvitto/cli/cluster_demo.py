@@ -18,7 +18,7 @@ from pathlib import Path
 
 import kvitto
 from kvitto.base.table import table
-from kvitto.cli.management import REFUSED
+from kvitto.cli.cluster import REFUSED
 from kvitto.client.errors import AMQPError
 from kvitto.cluster.handshake import Refused
 from kvitto.cluster.register import Seat, Unanswered

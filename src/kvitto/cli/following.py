@@ -113,8 +113,8 @@ def talk(
     while data := sock.recv(READ_BYTES):
         if follower.heard != heard:
             heard, since = follower.heard, time.monotonic()
-        elif time.monotonic() - since > silence_s:  # what looks like the beginning of a long record may be damaged
-            raise StreamError(f"no whole record for {silence_s:g} s")
+        elif time.monotonic() - since > SILENCE_S:  # what looks like the beginning of a long record may be damaged
+            raise StreamError(f"no whole record for {SILENCE_S:g} s")
         heard_of()
         try:
             for answer in follower.feed(data):

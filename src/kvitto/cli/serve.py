@@ -26,7 +26,7 @@ from kvitto.server.listening import in_url
 from kvitto.server.notify import Notify
 from kvitto.server.poller import run as run_loop
 from kvitto.server.server import Server
-from kvitto.server.tenure import Election
+from kvitto.server.tenure import Deposed, Election
 from kvitto.store.disk import RealDisk
 
 log = logging.getLogger("kvitto")
@@ -54,11 +54,11 @@ def run(args: argparse.Namespace) -> int:
         for note in environment.notes(os.environ):
             log.warning("%s", note)
         raise_file_limit()
-        if config.follow:
-            return follow(config)
         if config.etcd:
             return run_node(config, lambda election: run_loop(serve(config, election)))
         refuse_member(RealDisk(str(config.data_dir)))
+        if config.follow:
+            return follow(config)
         return run_loop(serve(config))
     except ConfigError as error:
         print(f"kvitto: {error}", file=sys.stderr)
@@ -130,7 +130,11 @@ async def serve(config: Config, election: Election | None = None) -> int:
     print(ready(server), flush=True)
     notify.ready(ready(server))
     notify.watch(loop)
-    await server.run_until_stopped()
+    try:
+        await server.run_until_stopped()
+    except Deposed:
+        if not stopping:
+            raise
     for task in stopping:
         await task
     return 0

@@ -136,6 +136,8 @@ class Follower:
         self.heard = 0
         """The number of records and frames that have been received."""
         self._due = False
+        self._torn = False
+        """Whether a record has been applied in part, because the disk was full: the tree may not say what is in the files."""
         self._dirty: dict[int, None] = {}
         """The files with bytes that have not been synced."""
         self._changed: dict[str, None] = {}
@@ -261,7 +263,7 @@ class Follower:
         `settle` has been called. Nothing may be fed any more. What the others have not synced yet they sync with the next TIME record,
         which the new leader waits for.
         """
-        if self.copying or not self.session or self._kept is None:
+        if self.copying or not self.session or self._kept is None or self._torn:
             return None
         for number in list(self._open):
             self._close(self.nodes[number])
@@ -302,7 +304,9 @@ class Follower:
         if kind < Kind.NAME:
             if not self.session and not self.copying:
                 raise StreamError("a record before the files have been compared")
+            self._torn = True
             self._apply(record)
+            self._torn = False
             self.place += 1
             if self._kept is not None:
                 self._kept.keep(kind, record.file, record.position, record.payload)
@@ -698,14 +702,17 @@ class Follower:
         self.tell(f"following {self.where}{moved}")
 
     def make_room(self) -> bool:
-        """Remove all files that were replaced, because the disk is full. Return whether there were any."""
-        return self._drop_replaced(KEPT_MS)
+        """Remove what was replaced before the latest election, because the disk is full. Return whether there was anything.
 
-    def _drop_replaced(self, earlier_ms: int = 0) -> bool:
-        """Remove the files that were replaced more than a day ago, or so much less. Return whether there were any."""
-        oldest, found = stamp(self.clock.now_ms() - KEPT_MS + earlier_ms), False
+        What the leader of now has replaced stays, as it may be the wrong one, if etcd was set back.
+        """
+        return self._drop_replaced(stamp(self.clock.now_ms()), f"{len(self.history)}-")
+
+    def _drop_replaced(self, before: str = "", but: str = "-") -> bool:
+        """Remove the files that were replaced more than a day ago, or before another time. Return whether there were any."""
+        before, found = before or stamp(self.clock.now_ms() - KEPT_MS), False
         for name in self.disk.listdir(paths.REPLACED):
-            if name.partition("-")[2] < oldest and f"{paths.REPLACED}/{name}" != self._aside:
+            if name.partition("-")[2] < before and not name.startswith(but):
                 self.disk.rmtree(f"{paths.REPLACED}/{name}")
                 found = True
         return found

@@ -177,8 +177,11 @@ class Link:
                     f"another process follows with a copy of the same directory, from {other.where}: "
                     "let one of them follow with an empty directory"
                 )
-        if (theirs := str(found.get("cluster", ""))) not in ("", leader.cluster):
-            self._refuse(f"the follower belongs to another cluster, {theirs[:8]}")
+        if (theirs := str(found.get("cluster", ""))) != leader.cluster:
+            what = (
+                f"belongs to another cluster, {theirs[:8]}" if theirs else "belongs to no cluster: start it with --etcd"
+            )
+            self._refuse(f"the follower {what}")
         ring, place = leader.ring, self._resumes(found)
         resume = place is not None
         self.place = ring.next if place is None else place

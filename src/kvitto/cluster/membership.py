@@ -89,15 +89,15 @@ class Membership:
             self.waits |= set(seen.document.members) - {self.member}
 
     def saw(self, seen: Seen) -> bool:
-        """Return whether the document is still the one of this leader. If it is another leader's, this one's time is over.
+        """Return whether the document is still the one of this leader. If another node was elected since, this one's time is over.
 
-        If there is no document any more nobody can have been elected. The leader goes on, and can change nothing.
+        If there is no document any more, an older one, or another cluster's, nobody was elected by it (R9). The leader goes on, and can
+        change nothing.
         """
-        document = seen.document
-        if document is None:
+        document, own = seen.document, self.document
+        if document is None or document.cluster != own.cluster or document.epoch < own.epoch:
             return False
-        own = self.document
-        if (document.cluster, document.epoch, document.leader) != (own.cluster, own.epoch, self.member):
+        if (document.epoch, document.leader) != (own.epoch, self.member):
             self.why_over = f"{document.leader[:8]} has been elected (epoch {document.epoch})"
         return not self.why_over
 

@@ -34,6 +34,8 @@ def promote(disk: Disk) -> int:
 
 def _promote(disk: Disk, where: str) -> int:
     following = read_following(disk)
+    if following is None and disk.exists(paths.MEMBER) and not disk.exists(paths.FORMAT):
+        raise Refused(f"{where} belongs to a cluster, and no broker has ever written to it")
     if following is None and disk.exists(paths.MEMBER):
         disk.unlink(paths.MEMBER)  # it leaves its cluster
         disk.sync_dir("")
@@ -65,7 +67,10 @@ def begin_epoch(disk: Disk, epoch: int) -> None:
     """
     following = read_following(disk)
     if following is not None and not following.complete:
-        raise Refused("this directory is not complete, and was elected all the same: tell Kvitto's makers")
+        raise Refused(
+            f"{getattr(disk, 'root', 'the directory')} is not complete, and was elected all the same, which is a mistake of Kvitto's: "
+            "start another node"
+        )
     history = read_history(disk)
     forget_boot(disk)
     write_history(disk, [*history[:1], *history[1:][-HISTORY_KEPT:], election_id(epoch)])

@@ -1,7 +1,7 @@
 """The register in etcd, by its JSON gateway and the standard library (etcd 3.4 and later).
 
-Each call has an exact deadline, and none is made twice once it may have arrived: its caller knows then that it does not know the outcome
-(`Unanswered`). The keys are `kvitto/NAME/document` and `kvitto/NAME/leader`; the second one belongs to a lease.
+Each call has a deadline, but for the resolution of names, and none is made twice once it may have arrived: its caller knows then that it
+does not know the outcome (`Unanswered`). The keys are `kvitto/NAME/document` and `kvitto/NAME/leader`; the second one belongs to a lease.
 
 Source: etcd's API reference (https://etcd.io/docs/v3.5/dev-guide/api_grpc_gateway/). Numbers of 64 bits are strings there, and fields that
 are zero or false are left out.
@@ -13,7 +13,6 @@ import base64
 import http.client
 import json
 import re
-import ssl
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -49,12 +48,11 @@ NO_SUCH_CALL = 404
 class Etcd:
     """Implements `kvitto.cluster.register.Register`. Calls block, and may come from several threads, one at a time each."""
 
-    def __init__(self, endpoints: Sequence[str], name: str, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, endpoints: Sequence[str], name: str) -> None:
         """`endpoints`: URLs like http://10.0.0.1:2379. `name`: the name of the cluster. Raises ConfigError."""
         if not re.fullmatch(NAME, name):
             raise ConfigError(f"--cluster {name!r} is no name: up to 64 letters, digits, '_', '.' and '-'")
         self._endpoints = [_endpoint(text) for text in endpoints]
-        self._tls = tls
         self.where = ", ".join(endpoints)
         """For people."""
         self.name = name
@@ -107,11 +105,6 @@ class Etcd:
     def revoke(self, lease: str) -> None:
         self._call("/v3/lease/revoke", {"ID": lease}, again=True)
 
-    def forget(self) -> None:
-        """Remove what the register holds of this cluster. For tests and demonstrations."""
-        for key in (self._document, self._leader):
-            self._call("/v3/kv/deleterange", {"key": _coded(key)}, again=True)
-
     # -- parts of transactions -----------------------------------------------------------------------------------
 
     def _put(self, document: Document, compare: list[dict[str, Any]], *more: dict[str, Any]) -> int | None:
@@ -161,7 +154,7 @@ class Etcd:
     def _connection(self, endpoint: tuple[str, str, int], timeout_s: float) -> http.client.HTTPConnection:
         scheme, host, port = endpoint
         if scheme == "https":
-            return http.client.HTTPSConnection(host, port, timeout=timeout_s, context=self._tls)
+            return http.client.HTTPSConnection(host, port, timeout=timeout_s)
         return http.client.HTTPConnection(host, port, timeout=timeout_s)
 
     @staticmethod

@@ -225,13 +225,19 @@ class Followers:
     def _is_well(self) -> bool:
         """Return whether the loop runs and the disk syncs. The thread of the lease asks, so that another node may lead if not."""
         now = time.monotonic()
-        return now - self._beaten_at < WELL_S and (self._running is None or now - self._running_since < WELL_S)
+        syncs = self._running is None or now - self._running_since < WELL_S
+        return now - self._beaten_at < WELL_S and (syncs or self._is_alone)
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether no other node could lead."""
+        return self.tenure is not None and self.tenure.membership.alone
 
     def _look_whether_well(self) -> None:
         self._beaten_at = now = time.monotonic()
         if self._commits.running is not self._running:
             self._running, self._running_since = self._commits.running, now
-        elif self._running is not None and now - self._running_since >= WELL_S:
+        elif self._running is not None and now - self._running_since >= WELL_S and not self._is_alone:
             self._end_tenure(f"its disk has not synced for {WELL_S:g} s")
 
     def _acknowledged(self) -> None:
@@ -288,6 +294,8 @@ class Followers:
         self._look_at_members()
         if self.tenure is not None:
             self._look_whether_well()
+            if self._gate is not None and not self.tenure.holds():
+                self._end_tenure("its lease has ended, and another node may lead")
             self.tenure.mark(self.ring.next)
             for wake in self._wakes.values():  # a follower that waits is told that the leader is there
                 wake.set()
@@ -407,7 +415,7 @@ class Followers:
                 writer.write(data)
                 await writer.drain()
                 await asyncio.sleep(0)  # `drain` does not let others run while there is room
-            elif not link.wants:
+            if not link.wants and (link.waits or not data):
                 wake.clear()
                 left = None if link.member else max(began + HANDSHAKE_S - loop.time(), 0)
                 await asyncio.wait_for(wake.wait(), left)

@@ -17,6 +17,8 @@ log = logging.getLogger("kvitto")
 
 TTL_S = 5
 """The seat of a leader that does not renew its lease is free after this time. etcd makes at least 2 of less."""
+AGAIN_S = 0.3
+"""A renewal that has failed is tried again after this time."""
 MARGIN_S = 0.7
 """A leader stops so long before its lease ends, as clocks may go at slightly different speeds."""
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -55,17 +57,18 @@ class Lease:
         self._thread.start()
 
     def _run(self) -> None:
-        while not self._ended.wait(TTL_S / 3):
+        pause = TTL_S / 3
+        while not self._ended.wait(pause):
+            pause = TTL_S / 3
             try:
                 if self.is_well():
                     self._renew()
                     self._said = ""
                 else:
                     self._tell("the broker is not well: its lease is not renewed")
-            except Unanswered as error:
+            except Exception as error:  # noqa: BLE001 - top of the thread: while it tries again the lease may end
                 self._tell(f"cannot renew the lease: {error}")
-            except RegisterError as error:
-                self._tell(str(error))
+                pause = AGAIN_S
 
     def _renew(self) -> None:
         sent = boottime()

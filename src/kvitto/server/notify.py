@@ -24,6 +24,7 @@ class Notify:
         meant = micros.isdigit() and pid in ("", str(os.getpid()))
         self.watchdog_s = int(micros) / 1_000_000 if meant else 0.0
         """After this time without a sign of life the supervisor ends the process; 0 means that none watches it."""
+        self._alive_at = 0.0
 
     def ready(self, status: str) -> None:
         self._say("READY=1", f"STATUS={status}")
@@ -33,6 +34,12 @@ class Notify:
 
     def stopping(self) -> None:
         self._say("STOPPING=1", "STATUS=stopping")
+
+    def alive(self) -> None:
+        """Give a sign of life, unless the last one was just now."""
+        if self.watchdog_s and time.monotonic() - self._alive_at > self.watchdog_s / (2 * SHARE):
+            self._alive_at = time.monotonic()
+            self._say("WATCHDOG=1")
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
         """Give signs of life from the loop: if it is stuck, they stop."""

@@ -319,6 +319,8 @@ class Server(Driving):
             self._error = Deposed(why)
             self.store.fail(self._error)
             log.warning("this node leads no more: %s", why)
+            if self.followers is not None:
+                self.followers.cut()
             for server in self._servers:
                 server.close()
             for connection in list(self.hub.connections):

@@ -82,6 +82,7 @@ class Tenure:
         self._marks: deque[tuple[int, float]] = deque(maxlen=MARKS_MAX)
         """Places of the stream, and when they were the next ones: who acknowledges the record of such a place got it after that."""
         self._promised_until = 0.0
+        self._promised_by: set[str] = set()
         self._again_at = 0.0
         self._worker = ThreadPoolExecutor(1, "kvitto-register")
         self.on_change: Callable[[], None] = nothing
@@ -130,6 +131,7 @@ class Tenure:
         for member in self.membership.waits | set(self._missing):
             if member in following or member not in self.membership.waits:
                 self._missing.pop(member, None)
+                self._before = "" if member == self._before and member in following else self._before
             else:
                 self._missing.setdefault(member, now)
         lost = [member for member, since in self._missing.items() if now - since >= self._grace(member, now)]
@@ -198,6 +200,8 @@ class Tenure:
     def heard(self, links: Iterable[Link]) -> None:
         """Count what followers have promised by their acknowledgements: not to try to lead for a while."""
         others = self.membership.waits.union(self.others())
+        if others != self._promised_by:
+            self._promised_by, self._promised_until = others, 0.0
         found = {link.member: link.acknowledged for link in in_sync(links)}
         if not others <= found.keys():
             return

@@ -67,8 +67,9 @@ def qos(conn: Connection, chan: Channel, m: BasicQos) -> None:
         chan.prefetch = m.prefetch_count
         if conn.client.get("product") == PY_AMQP:
             for consumer in chan.consumers.values():
-                consumer.prefetch = m.prefetch_count
-                consumer.queue.resume(consumer)
+                if isinstance(consumer, ChannelConsumer):
+                    consumer.prefetch = m.prefetch_count
+                    consumer.queue.resume(consumer)
     conn.send(chan.number, BasicQosOk())
 
 
