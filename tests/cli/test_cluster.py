@@ -12,6 +12,7 @@ from kvitto.base.config import Config, ConfigError
 from kvitto.cluster.state import Member, write_history, write_member
 from kvitto.server.etcd import Etcd
 from kvitto.store.disk import RealDisk
+from kvitto.store.store import FORMAT
 from tests.cli.process import kvitto
 from tests.support.etcd import FakeEtcd, free_port
 
@@ -99,6 +100,8 @@ def test_a_node_starts_on_no_guess(etcd: FakeEtcd, key: Path, tmp_path: Path) ->
     (tmp_path / "two").mkdir()
     (tmp_path / "two" / "letter").write_text("a letter")
     assert "letter" in refused(*node(etcd, key, tmp_path / "two"))
+    assert "no broker has ever written to it" in refused("promote", str(data))
+    (data / "format").write_bytes(FORMAT)
     assert kvitto("promote", str(data)).returncode == 0
     assert "is not empty and belongs to no cluster" in refused(*start)
 

@@ -251,6 +251,7 @@ def test_a_leader_goes_on_without_etcd_as_long_as_all_follow_it(tmp_path: Path) 
             if node is not leader:
                 node.signal(signal.SIGSTOP)
         wait_until(lambda: lines(leader, "leads no more"), what="it ends")
+        wait_until(lambda: lines(leader, "INFO kvitto: etcd does not answer"), what="it has begun anew")
         assert leader.stop() == 0
     finally:
         cluster.end()
