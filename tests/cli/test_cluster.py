@@ -73,7 +73,9 @@ def test_what_cannot_be_is_refused(etcd: FakeEtcd, key: Path, tmp_path: Path) ->
     assert "letter" in refused(*init, str(tmp_path / "full"))
     assert "there is no cluster kvitto" in refused(*node(etcd, key, tmp_path / "one"))
     force = ("cluster", "force", "--etcd", etcd.url, "--data-dir")
-    assert "belongs to no cluster" in refused(*force, str(tmp_path / "one"))
+    assert "there is no directory" in refused(*force, str(tmp_path / "nowhere"))
+    (tmp_path / "empty").mkdir()
+    assert "belongs to no cluster" in refused(*force, str(tmp_path / "empty"))
 
 
 def test_a_node_starts_on_no_guess(etcd: FakeEtcd, key: Path, tmp_path: Path) -> None:
@@ -86,17 +88,20 @@ def test_a_node_starts_on_no_guess(etcd: FakeEtcd, key: Path, tmp_path: Path) ->
     start = node(etcd, key, data)
     without = ("serve", "--data-dir", str(data), "--port", "0", "--http-port", "off")
     assert "belongs to a cluster: serve it with --etcd" in refused(*without)
-    write_member(disk, Member("another", "1", document.members[0]))
+    write_member(disk, Member("another", "1", "kvitto", document.members[0]))
     assert "belongs to another cluster" in refused(*start)
-    write_member(disk, Member(document.cluster, "2", document.members[0]))
+    write_member(disk, Member(document.cluster, "2", "kvitto", document.members[0]))
     assert "is another etcd than the one" in refused(*start)
-    write_member(disk, Member(document.cluster, "1", document.members[0]))
+    write_member(disk, Member(document.cluster, "1", "kvitto", document.members[0]))
     write_history(disk, ["7:x"])
     assert "knows epoch 7" in refused(*start)
     forced = kvitto("cluster", "force", "--etcd", etcd.url, "--data-dir", str(data))
     assert forced.returncode == 0, forced.stderr
     found = register.read().document
     assert found is not None and (found.epoch, found.members) == (7, document.members)
+    mistyped = ("cluster", "force", "--etcd", etcd.url, "--cluster", "Kvitto", "--data-dir", str(data))
+    assert "belongs to the cluster kvitto: say --cluster kvitto" in refused(*mistyped)
+    assert "belongs to the cluster kvitto: say --cluster kvitto" in refused(*start, "--cluster", "Kvitto")
     (tmp_path / "two").mkdir()
     (tmp_path / "two" / "letter").write_text("a letter")
     assert "letter" in refused(*node(etcd, key, tmp_path / "two"))

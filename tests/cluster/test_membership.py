@@ -140,3 +140,12 @@ def test_a_document_that_is_gone_elects_nobody() -> None:
     membership.propose([], ["B"])
     membership.not_changed(Seen("r", None, 0, None))
     assert not membership.why_over and membership.waits == {"B", "C"}
+
+
+def test_an_older_document_or_another_clusters_elects_nobody() -> None:
+    """R9: etcd was set back."""
+    membership = leading()
+    for document in (Document("c", 2, "B", ("B",), 2), Document("other", 9, "B", ("B",), 2)):
+        assert not membership.saw(Seen("r", document, 9, None)) and not membership.why_over
+    assert not membership.saw(Seen("r", Document("c", 3, "", ("B",), 2), 9, None))
+    assert membership.why_over == "the cluster has begun anew (epoch 3)"

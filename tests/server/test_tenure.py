@@ -90,3 +90,14 @@ def test_a_new_member_has_promised_nothing_yet(clock: Hand) -> None:
     tenure.membership.propose(["C"], [])
     tenure.heard(links(B=11))
     assert not tenure.holds()
+
+
+def test_a_member_that_acknowledges_nothing_more_is_late(clock: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One whose disk is full connects again and again."""
+    monkeypatch.setattr("kvitto.server.tenure.time.monotonic", clock)
+    tenure = led("B", "C")
+    for place in range(10, 30):
+        tenure.mark(place)
+        tenure._note_missing(links(B=5, C=place))
+        clock.now += 0.25
+    assert list(tenure._missing) == ["B"]

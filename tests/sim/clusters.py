@@ -94,6 +94,7 @@ class Leading(ProtocolHarness):
     def __init__(self, disk: SimDisk, clock: ManualClock, cluster: Cluster) -> None:
         inherited, cluster.inherited = cluster.inherited, None
         self.cluster = cluster
+        self._starts = True
         self.ring = inherited.ring if inherited is not None else Ring(cluster.rng.choice(RINGS))
         until = self.ring.next
         self.tapped = LeaderDisk(disk, self.ring, inherited.tree if inherited is not None else None)
@@ -121,7 +122,8 @@ class Leading(ProtocolHarness):
 
     def settle_down(self) -> None:
         super().settle_down()
-        while self.cluster.gate is not None and self.store.commits.behind:
+        while self.cluster.gate is not None and (self.store.commits.behind or self._starts):
+            self._starts = False  # what a start has come to is durable when all whom it waits for have it, and the ledger relies on it
             self.cluster.calm()
             super().settle_down()
 
@@ -151,7 +153,7 @@ class Node:
         """The process starts."""
         self.cut()
         with SeededIds.others(self.cluster.rng):
-            member = Member(CLUSTER, REGISTER, self.name)
+            member = Member(CLUSTER, REGISTER, "kvitto", self.name)
             self.follower = Follower(
                 self.disk, self.cluster.world.clock, KEY, "leader", lambda line: None, self.judge, member
             )

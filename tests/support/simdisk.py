@@ -318,10 +318,16 @@ class SimDisk:
         self.sync(f"sync {path}/", sync)
 
     def _certain_with(self, directory: str) -> set[int]:
-        """Ids of the changes that a sync of the directory makes certain: its own, and what gave a file the name it is moved from."""
+        """Ids of the changes that a sync of the directory makes certain: its own, and what gave a file the name it is moved from.
+
+        If the directory was removed and made again that is certain too. Paths do not tell the two apart, and what is synced in the second
+        one would go when it becomes certain that the first one was removed.
+        """
         chosen, sources = set(), set()
+        removed = {change.path for change in self._pending if not change.made}
+        again = {path for path in removed if f"{directory}/".startswith(f"{path}/")}
         for change in reversed(self._pending):
-            if directory in change.dirs or change.path in sources:
+            if directory in change.dirs or change.path in sources or change.path in again:
                 chosen.add(id(change))
                 if change.moved_from is not None:
                     sources.add(change.moved_from)

@@ -193,11 +193,18 @@ class Candidate:
     def _known(self, seen: Seen) -> Member:
         """Compare the document with what the directory remembers (R9). Return which member the directory is."""
         document, disk = seen.document, self._disk
+        own, name = read_member(disk), self._config.cluster
+        if own is not None and own.name != name:
+            raise Refused(f"{disk.root} belongs to the cluster {own.name}: say --cluster {own.name}")
+        if document is None and own is not None:
+            raise Refused(
+                f"the document of the {self._where} is gone. Stop all nodes, choose the directory of the last leader, or of one that "
+                "was in sync, and say `kvitto cluster force --data-dir` with it"
+            )
         if document is None:
             raise Refused(
                 f"there is no {self._where}: `kvitto cluster init` makes it, on the node whose messages are kept"
             )
-        own = read_member(disk)
         if own is None:
             names = [name for name in disk.listdir("") if name not in (paths.LOCK, paths.NOBODYS)]
             if names:
@@ -205,11 +212,12 @@ class Candidate:
                     f"{disk.root} is not empty and belongs to no cluster, it holds {names[0]!r}: choose an empty directory, or "
                     "`kvitto cluster init` makes a cluster of it"
                 )
-            own = Member(document.cluster, seen.identity)
+            own = Member(document.cluster, seen.identity, name)
             write_member(disk, own)
         if own.cluster != document.cluster:
             raise Refused(
-                f"{disk.root} belongs to another cluster than the {self._where}: use an empty directory there"
+                f"{disk.root} belongs to another cluster than the {self._where}, although both have this name. If that one was made "
+                f"by mistake, remove it with `etcdctl del --prefix kvitto/{name}/`; if not, use an empty directory there"
             )
         if own.register != seen.identity:
             raise Refused(
@@ -248,6 +256,7 @@ class Candidate:
                 return
         except StoreFull as error:
             why = f"{error}; nothing more is taken until there is room"
+            self._pause = AGAIN_MAX_S
             if follower.make_room():
                 why = f"{error}; what was replaced has been removed"
         except StreamError as error:
@@ -307,7 +316,7 @@ class Candidate:
                 f"another process leads with a copy of {self._disk.root}, and followers connect to it at {seat.address}: stop one of "
                 "them, and start it with an empty directory"
             )
-        alone = document.members == (me,) or not document.epoch or document.leader == me
+        alone = document.members == (me,) or not document.epoch
         if not alone and seat is None and boottime() < self._promised_until:
             self._look_whether_dead()
             if self._promised_until:

@@ -105,7 +105,7 @@ def begin(args: argparse.Namespace, register: Etcd) -> None:
             raise Refused(
                 f"{args.data_dir} belongs to a cluster already, whose document is gone: `kvitto cluster force` writes it anew"
             )
-        member = Member(new_id(), seen.identity)
+        member = Member(new_id(), seen.identity, register.name)
         document = Document(member.cluster, 0, "", (member.member,), args.min_in_sync)
         write_member(disk, member)  # before the document, which would name somebody who is not there
         try:
@@ -135,6 +135,8 @@ def check_minimum(minimum: int | None) -> None:
 def begin_again(args: argparse.Namespace, register: Etcd) -> None:
     check_minimum(args.min_in_sync)
     seen = register.read()
+    if not args.data_dir.is_dir():
+        raise Refused(f"there is no directory {args.data_dir}")
     disk = directory(args.data_dir)
     with Locked(disk):
         member, following = read_member(disk), read_following(disk)
@@ -142,6 +144,8 @@ def begin_again(args: argparse.Namespace, register: Etcd) -> None:
             raise Refused(f"{args.data_dir} belongs to no cluster: `kvitto cluster init` makes one")
         if following is not None and not following.complete:
             raise Refused(f"{args.data_dir} is not complete: it is partly an older directory and partly the leader's")
+        if member.name != register.name:
+            raise Refused(f"{args.data_dir} belongs to the cluster {member.name}: say --cluster {member.name}")
         if seen.seat is not None:
             raise Refused(f"{seen.seat.member[:8]} leads at {seen.seat.address}: stop all nodes first")
         before = seen.document
@@ -155,7 +159,7 @@ def begin_again(args: argparse.Namespace, register: Etcd) -> None:
         made = register.create(document) if before is None else register.change(document, seen.version) is not None
         if not made:
             raise Refused("the document was changed meanwhile: stop all nodes first")
-        write_member(disk, Member(member.cluster, seen.identity, member.member))
+        write_member(disk, Member(member.cluster, seen.identity, member.name, member.member))
     print(f"cluster {register.name} begins anew with {args.data_dir}: start it, and the others with empty directories")
     if minimum > 1:
         print(f"nothing is confirmed before {minimum} nodes are in sync")

@@ -98,7 +98,8 @@ class Membership:
         if document is None or document.cluster != own.cluster or document.epoch < own.epoch:
             return False
         if (document.epoch, document.leader) != (own.epoch, self.member):
-            self.why_over = f"{document.leader[:8]} has been elected (epoch {document.epoch})"
+            who = f"{document.leader[:8]} has been elected" if document.leader else "the cluster has begun anew"
+            self.why_over = f"{who} (epoch {document.epoch})"
         return not self.why_over
 
     def may_be_cut(self, member: str) -> bool:

@@ -126,7 +126,8 @@ def decoded(text: str) -> Document:
             members=tuple(found["members"]),
             minimum=_number(found, "minimum"),
         )
-        if not all(isinstance(member, str) for member in document.members) or not document.members:
+        named = bool(document.members) and all(isinstance(member, str) for member in document.members)
+        if not named or document.minimum < 1 or document.epoch < 0:
             raise TypeError
     except (KeyError, TypeError):
         raise RegisterError("the cluster's document cannot be read: something else has written it") from None

@@ -84,6 +84,8 @@ class Member:
     """The id in the cluster's document."""
     register: str
     """Which register the document is in. One that was restored from a backup is another one, and is not obeyed (R9)."""
+    name: str = ""
+    """The name of the cluster in the register."""
     member: str = field(default_factory=new_id)
 
 

@@ -79,6 +79,8 @@ class Tenure:
         self._began = time.monotonic()
         self._missing: dict[str, float] = {}
         """Since when each member that is not in sync has not been."""
+        self._acknowledged: dict[str, tuple[int, float]] = {}
+        """What each member has acknowledged, and since when it has not acknowledged more."""
         self._marks: deque[tuple[int, float]] = deque(maxlen=MARKS_MAX)
         """Places of the stream, and when they were the next ones: who acknowledges the record of such a place got it after that."""
         self._promised_until = 0.0
@@ -127,13 +129,7 @@ class Tenure:
         """Ask the register for the members that should be. `announced`: the place behind what has been confirmed."""
         links = list(links)
         now = time.monotonic()
-        following = {link.member: link for link in in_sync(links) if self._silent_s(link) < SILENT_S}
-        for member in self.membership.waits | set(self._missing):
-            if member in following or member not in self.membership.waits:
-                self._missing.pop(member, None)
-                self._before = "" if member == self._before and member in following else self._before
-            else:
-                self._missing.setdefault(member, now)
+        following = self._note_missing(links)
         lost = [member for member, since in self._missing.items() if now - since >= self._grace(member, now)]
         synced = [member for member, link in following.items() if link.acknowledged >= announced]
         cut = [link.member for link in links if link.waits]
@@ -144,6 +140,29 @@ class Tenure:
             loop = asyncio.get_running_loop()
             asked = loop.run_in_executor(self._worker, self._ask, document, self.membership.version)
             asked.add_done_callback(self._answered)
+
+    def _note_missing(self, links: Iterable[Link]) -> dict[str, Link]:
+        """Note since when which members are missing. Return the connections of those that are not."""
+        now = time.monotonic()
+        following = {link.member: link for link in in_sync(links) if not self._is_late(link, now)}
+        for member in self.membership.waits | set(self._missing):
+            if member in following or member not in self.membership.waits:
+                self._missing.pop(member, None)
+                self._before = "" if member == self._before and member in following else self._before
+            else:
+                self._missing.setdefault(member, now)
+        return following
+
+    def _is_late(self, link: Link, now: float) -> bool:
+        """Return whether a member says nothing, or has acknowledged nothing for a while of what has been there for so long.
+
+        One whose disk is full connects again and again, and gets no further.
+        """
+        found, since = self._acknowledged.get(link.member, (-1, now))
+        if link.acknowledged > found:
+            found, since = self._acknowledged[link.member] = link.acknowledged, now
+        owed = max((place for place, at in self._marks if at <= boottime() - SILENT_S), default=0)
+        return self._silent_s(link) >= SILENT_S or (now - since >= SILENT_S and found < owed)
 
     def _grace(self, member: str, now: float) -> float:
         if member == self._before:  # it was elected out, and will have to compare its files
