@@ -43,6 +43,7 @@ PARTS = {
     "replica": 0.1,
     "backup": 1.0,
     "standby": 0.03,
+    "cluster": 0.1,
 }
 RUNS = 2
 

@@ -323,14 +323,20 @@ class SimDisk:
         If the directory was removed and made again that is certain too. Paths do not tell the two apart, and what is synced in the second
         one would go when it becomes certain that the first one was removed.
         """
-        chosen, sources = set(), set()
-        removed = {change.path for change in self._pending if not change.made}
-        again = {path for path in removed if f"{directory}/".startswith(f"{path}/")}
-        for change in reversed(self._pending):
-            if directory in change.dirs or change.path in sources or change.path in again:
-                chosen.add(id(change))
-                if change.moved_from is not None:
-                    sources.add(change.moved_from)
+        chosen: set[int] = set()
+        sources: set[str] = set()
+        below = {directory}
+        removed = [change.path for change in self._pending if not change.made]
+        before = -1
+        while len(chosen) > before:
+            before = len(chosen)
+            again = {path for path in removed if any(f"{name}/".startswith(f"{path}/") for name in below)}
+            for change in reversed(self._pending):
+                if directory in change.dirs or change.path in sources or change.path in again:
+                    chosen.add(id(change))
+                    below.add(change.path)
+                    if change.moved_from is not None:
+                        sources.add(change.moved_from)
         return chosen
 
     def free_bytes(self) -> int:

@@ -399,7 +399,9 @@ class Link:
                     self.sent += len(data) - known
                     yield self._frames.encode(Kind.CHUNK, node.number, at + known, data[known:])
                 at += len(data)
-            if not node.paths:  # removed since the chunk was sent, and the record that says so goes out before this step
+            if (
+                not node.paths
+            ):  # removed since the chunk was sent, and the record that says so goes out before this step
                 return
             if at >= node.length or not data:
                 yield self._frames.encode(Kind.END, node.number, node.length)
