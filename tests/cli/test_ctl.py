@@ -419,7 +419,7 @@ def test_quiet_changes_nothing(ctl: Ctl) -> None:
 
 
 def test_a_user_without_a_tag_is_named_with_the_broker(ctl: Ctl, broker: kvitto.Broker) -> None:
-    assert ctl("add_user", "watcher", stdin="secret\n").code == 0
+    Http(broker.http_url).call("PUT", "/api/users/watcher", {"password": "secret", "tags": ""})
     url = broker.http_url.replace("guest:guest@", "").replace("http://", "http://watcher:secret@")
     result = ctl("--uri", url, "list_users")
     assert result.code == 4 and f"(user 'watcher' at {url.replace('watcher:secret@', '')})" in result.err
