@@ -410,3 +410,16 @@ def test_the_status_for_a_user_who_may_not_see_nodes(ctl: Ctl, broker: kvitto.Br
     shown = ctl("--uri", broker.http_url.replace("//", "//modest:pw@"), "status")
     assert shown.code == 0 and shown.out.count("(shown to monitoring and administrator)") == 3
     assert ctl("delete_user", "modest").code == 0
+
+
+def test_quiet_changes_nothing(ctl: Ctl) -> None:
+    """Scripts that were written for rabbitmqctl give it."""
+    plain = ctl("list_vhosts").out
+    assert plain and {ctl(*words).out for words in (("-q", "list_vhosts"), ("list_vhosts", "--quiet"))} == {plain}
+
+
+def test_a_user_without_a_tag_is_named_with_the_broker(ctl: Ctl, broker: kvitto.Broker) -> None:
+    Http(broker.http_url).call("PUT", "/api/users/watcher", {"password": "secret", "tags": ""})
+    url = broker.http_url.replace("guest:guest@", "").replace("http://", "http://watcher:secret@")
+    result = ctl("--uri", url, "list_users")
+    assert result.code == 4 and f"(user 'watcher' at {url.replace('watcher:secret@', '')})" in result.err

@@ -185,3 +185,26 @@ def test_a_broker_that_is_killed_in_the_middle_has_a_beginning_and_a_second_impo
         assert len(found) > 0 and sorted(found, key=int) == [str(number) for number in range(len(found))]
         assert api.post("/api/definitions", document).status == 204
         assert len(api.get("/api/exchanges/%2F/amq.direct/bindings/source")) == 5000
+
+
+def test_each_refusal_is_said_once_and_so_is_a_list_of_settings(tmp_path: Path) -> None:
+    """Each was in the first sentence and in a line of its own, both times with all settings that there are."""
+    policies = [
+        {"name": name, "vhost": "/", "pattern": "x", "definition": {key: 1}, "apply-to": "all", "priority": 0}
+        for name, key in (("near", "ha-sync-mod"), ("one", "qqq"), ("two", "zzz"))
+    ]
+    document = written(tmp_path / "in.json", {"policies": policies})
+    with serving(tmp_path / "data") as broker:
+        code, out, err = ctl(broker, "import_definitions", document)
+        head, near, one, two = err.splitlines()
+        assert (code, out) == (1, "") and head == (
+            "kvitto ctl: 3 of 3 definitions cannot be taken. Nothing was changed"
+        )
+        assert (
+            near
+            == "not taken: policy 'near' in vhost '/': 'ha-sync-mod' is no setting of policies, is it 'ha-sync-mode'?"
+        )
+        assert one.startswith(
+            "not taken: policy 'one' in vhost '/': 'qqq' is no setting of policies; these are: message-ttl,"
+        )
+        assert two == "not taken: policy 'two' in vhost '/': 'zzz' is no setting of policies"

@@ -64,7 +64,7 @@ def test_exchanges_show_theirs(api: Http) -> None:
         ({"pattern": "("}, "no regular expression"),
         (
             {"definition": {"max-lenght": 1}},
-            "'max-lenght' is no setting of policies, is it 'max-length'? These are: message-ttl",
+            "'max-lenght' is no setting of policies, is it 'max-length'?",
         ),
         ({"definition": {}}, "definition is missing"),
         ({"definition": [1]}, "definition is missing"),

@@ -9,8 +9,9 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import pytest
@@ -46,9 +47,12 @@ EVERYTHING = Properties(
 )  # fmt: skip
 
 
-def migrate(source: Node, target: Node, *options: str, code: int = 0) -> Any:
-    """Run the command, and return its report."""
-    command = [sys.executable, "-m", "kvitto.cli.main", "migrate", amqp_of(source), "--to", amqp_of(target), "--json"]
+def migrate(
+    source: Node, target: Node, *options: str, code: int = 0, vhosts: Mapping[str, str] = MappingProxyType({})
+) -> Any:
+    """Run the command, and return its report. `vhosts` are the paths of both URIs."""
+    uris = amqp_of(source) + vhosts.get("source", ""), amqp_of(target) + vhosts.get("target", "")
+    command = [sys.executable, "-m", "kvitto.cli.main", "migrate", uris[0], "--to", uris[1], "--json"]
     apis = ["--source-api", api_of(source), "--target-api", api_of(target)]
     done = subprocess.run([*command, *apis, *options], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
@@ -309,7 +313,7 @@ def test_exclusive_queues_unacked_messages_and_missing_queues_are_named(old: Nod
         assert channel.get("held") is not None
         report = migrate(old, new, "--skip-definitions", "--queues", "held|missing|mine", code=1)
         assert "exclusive" in queue_of(report, "mine")["notes"][0]
-        assert "1 messages are unacked" in queue_of(report, "held")["notes"][0]
+        assert "1 message is unacked, without a consumer" in queue_of(report, "held")["notes"][0]
         assert queue_of(report, "held")["moved"] == 1 and not queue_of(report, "held")["once"]
         assert "no such queue" in queue_of(report, "missing")["problem"]
     assert queue_of(migrate(old, new, "--skip-definitions", "--queues", "^held$"), "held")["moved"] == 1

@@ -15,7 +15,7 @@ from kvitto.cli.migrate import moving, routes
 from kvitto.cli.migrate.brokers import Broker
 from kvitto.cli.migrate.moving import Mover
 from kvitto.cli.migrate.plan import Item, Plan
-from kvitto.cli.migrate.routes import Known
+from kvitto.cli.migrate.routes import Known, single_routes
 from kvitto.client import Connection
 from kvitto.client.aio import Exchange
 from kvitto.client.errors import AMQPError
@@ -299,3 +299,16 @@ def test_a_queue_that_has_been_moved_leaves_no_channel_open(
     asyncio.run(Mover(plan, Pace(), False, lambda item: None, lambda item, wait: None).run())
     assert [item.tally.moved for item in items] == [5, 5, 5]
     assert left == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kept"), [({}, True), ({"alternate-exchange": "other"}, True), ({"x-delayed-type": "direct"}, False)]
+)
+def test_an_alternate_exchange_changes_nothing_for_a_key_that_is_bound(arguments: dict[str, str], kept: bool) -> None:
+    class Api(Answers):
+        def get(self, what: str, vhost: str) -> list[Any]:
+            found = super().get(what, vhost)
+            return [{**found[0], "arguments": arguments}] if what == "exchanges" else found
+
+    api: Any = Api(["q"])
+    assert single_routes(api, "/") == ({"q": {("x", "k")}} if kept else {})

@@ -540,3 +540,20 @@ def test_one_large_body_of_all_stages_is_read_at_a_time(monkeypatch: pytest.Monk
     pass_time(harness, 20)
     assert (most, under_way) == (1, 0)
     assert ask(wire, 2, m.QueuePurge("q")) == m.QueuePurgeOk(3)
+
+
+@pytest.mark.parametrize(
+    ("count", "words"), [(1, "1 committed message is dropped"), (3, "3 committed messages are dropped")]
+)
+def test_messages_that_no_queue_is_bound_for_any_more_are_named_in_the_log(
+    count: int, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    wire = opened(ProtocolHarness())
+    ask(wire, 2, m.QueueBind("q", "amq.direct", "key"))
+    stage(wire)
+    for n in range(count):
+        publish(wire, 1, "amq.direct", "key", b"%d" % n)
+    ask(wire, 2, m.QueueUnbind("q", "amq.direct", "key"))
+    commit(wire)
+    why = "exchange 'amq.direct' leads to no queue any more with routing key 'key'"
+    assert f"vhost '/': {words}: {why}" in caplog.text

@@ -48,6 +48,9 @@ def _common(parser: argparse.ArgumentParser, uri: str, as_json: Any) -> None:
     text = f"management API (default: $KVITTO_URI, or {URI.replace('%', '%%')})"
     parser.add_argument("--uri", default=uri, help=text)
     parser.add_argument("--json", action="store_true", default=as_json, help="print JSON")
+    parser.add_argument(
+        "-q", "--quiet", action="store_true", help=argparse.SUPPRESS
+    )  # as rabbitmqctl; nothing is to be left out
 
 
 def run(args: argparse.Namespace) -> int:

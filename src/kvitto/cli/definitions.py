@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,9 @@ from kvitto.cli.lists import Shown
 from kvitto.cli.management import IMPORT_S, REFUSED, USAGE, Failure, Management
 
 STDIO = "-"
+CANNOT = " cannot be taken"
+ENDS = (". Nothing was changed", ". The others are there")
+"""How the broker ends the reason of a refused import."""
 
 
 def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
@@ -72,10 +75,10 @@ def import_definitions(api: Management, args: argparse.Namespace) -> Shown:
     answer = api.upload(*_path(args), content=body, query=query, accept=(400, 409), timeout_s=IMPORT_S)
     found = answer if isinstance(answer, dict) else {}
     refused = found.get("refused", [])
-    lines = [printable(f"not taken: {_sentence(item)}") for item in refused]
+    lines = [printable(f"not taken: {text}") for text in _sentences(refused)]
     lines += [printable(f"without effect here: {what}") for what in found.get("without_effect", ())]
     if "error" in found:
-        raise Failure(REFUSED, "\n".join((printable(found["reason"]), *lines)))
+        raise Failure(REFUSED, "\n".join((printable(_reason(found)), *lines)))
     taken = f"{found['taken']} definitions are there" if "taken" in found else "all definitions are there"
     lines.append(f"{taken}, {len(refused)} are not" if refused else taken)
     return found or {"refused": [], "without_effect": []}, "\n".join(lines), REFUSED if refused else 0
@@ -100,6 +103,21 @@ def _count(definitions: dict[str, Any]) -> int:
     return sum(len(value) for value in definitions.values() if isinstance(value, list))
 
 
-def _sentence(item: dict[str, str]) -> str:
-    where = f" in vhost '{item['vhost']}'" if item["vhost"] else ""
-    return f"{item['kind']} '{item['name']}'{where}: {item['reason']}"
+def _reason(found: dict[str, Any]) -> str:
+    """Return the reason of a refusal without the items that it names, which follow in lines of their own."""
+    reason: str = found["reason"]
+    if not found.get("refused"):
+        return reason
+    count, verb, rest = reason.partition(CANNOT)
+    end = next((end for end in ENDS if rest.endswith(end)), "")
+    return f"{count}{verb}{end}" if verb else reason
+
+
+def _sentences(refused: list[dict[str, str]]) -> Iterator[str]:
+    """Yield a sentence on each refused item. A list of all that is possible is in the first one that has it."""
+    lists = set()
+    for item in refused:
+        where = f" in vhost '{item['vhost']}'" if item["vhost"] else ""
+        reason, these, names = item["reason"].partition("; these are: ")
+        yield f"{item['kind']} '{item['name']}'{where}: {reason}{these + names if names not in lists else ''}"
+        lists.add(names)

@@ -25,6 +25,9 @@ SHOWN_MAX = 10
 PING_S = 5.0
 """A broker whose loop runs answers a ping within this time, however much it has to do."""
 URI = "http://guest:guest@127.0.0.1:15672"
+HINT = "Is `kvitto serve` running with this --http-port?"
+TAGS = {"administrator": "administrator", "management": "management", "monitor": "monitoring"}
+"""RabbitMQ's word in "Not administrator user" -> the tag that the user lacks."""
 ALL_ADDRESSES = ("", "0.0.0.0", "::")
 
 
@@ -64,10 +67,14 @@ def _quoted(text: str) -> str:
 
 
 class Management:
-    """`uri` is http(s)://user:password@host:port. Missing parts default to guest, 127.0.0.1 and 15672. `option` gave it."""
+    """`uri` is http(s)://user:password@host:port. Missing parts default to guest, 127.0.0.1 and 15672. `option` gave it.
 
-    def __init__(self, uri: str, option: str = "--uri") -> None:
+    `hint` says what to look at if nothing answers there.
+    """
+
+    def __init__(self, uri: str, option: str = "--uri", hint: str = HINT) -> None:
         self.option = option
+        self._hint = hint
         try:
             parts = urlsplit(uri if "//" in uri else f"//{uri}", scheme="http")
             port = parts.port
@@ -168,10 +175,20 @@ class Management:
             return value
         reason = value.get("reason", "") if isinstance(value, dict) else ""
         if status == 401:
-            raise Failure(NOT_ALLOWED, f"not allowed: {reason}")
+            raise Failure(NOT_ALLOWED, f"not allowed: {reason} ({self._asks(reason)})")
         refused = value.get("refused", []) if isinstance(value, dict) else []
         items = "".join(f"; {json.dumps(item)}" for item in refused[:SHOWN_MAX])
         raise Failure(REFUSED, f"{reason or f'the broker answered with status {status}'}{items}")
+
+    def _asks(self, reason: str) -> str:
+        """Return the user who asks, where, and the tag that a reason of RabbitMQ misses."""
+        match = re.fullmatch(r"Not (\w+) user", reason)
+        lacks = f", without the tag {TAGS[match[1]]}" if match and match[1] in TAGS else ""
+        return f"user '{self.user}' at {self.where}{lacks}"
+
+    @property
+    def host_and_port(self) -> tuple[str, int]:
+        return self._host, self._port
 
     def _other_server(self) -> Failure:
         text = f"{self._host}:{self._port} does not answer like a broker: is it another server?"
@@ -182,4 +199,4 @@ class Management:
             other = "the port of the management API, 15672 unless --http-port sets another"
             return f"{self.where} is a port for AMQP: give {self.option} {other}"
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__
-        return f"no broker answers at {self.where} ({why}). Is `kvitto serve` running with this --http-port? Else give {self.option}"
+        return f"no broker answers at {self.where} ({why}). {self._hint} Else give {self.option}"

@@ -32,7 +32,12 @@ class Address:
 
     def __str__(self) -> str:
         """Return a text for messages, without the password."""
-        return f"amqp{'s' if self.tls else ''}://{self.user}@{self.host}:{self.port} (vhost {self.vhost!r})"
+        return f"{self.server} (vhost {self.vhost!r})"
+
+    @property
+    def server(self) -> str:
+        """Return the same without the virtual host."""
+        return f"amqp{'s' if self.tls else ''}://{self.user}@{self.host}:{self.port}"
 
     def ssl_context(self) -> ssl.SSLContext:
         """Return the context for an amqps connection, verified against `cacertfile` or the system's authorities."""

@@ -101,8 +101,8 @@ def _check_setting(key: str, value: Any, operator: bool) -> None:
     if key not in known and key not in (inert.OPERATOR_POLICY if operator else inert.POLICY):
         sort = "operator policies" if operator else "policies"
         alike = difflib.get_close_matches(key, (*known, *inert.POLICY), 1)
-        hint = f", is it {alike[0]!r}?" if alike else ";"
-        raise InvalidPolicy(f"{key!r} is no setting of {sort}{hint} These are: {', '.join(known)}")
+        hint = f", is it {alike[0]!r}?" if alike else f"; these are: {', '.join(known)}"
+        raise InvalidPolicy(f"{key!r} is no setting of {sort}{hint}")
     if value is None:
         raise InvalidPolicy(f"{key}: there is no value")
     if key == ALTERNATE and not (isinstance(value, str) and len(value.encode()) <= SHORTSTR_MAX):

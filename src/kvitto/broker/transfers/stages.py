@@ -20,7 +20,7 @@ from kvitto.broker.administration.admission import as_stored, expiration_ms
 from kvitto.broker.administration.arguments import QueueSettings
 from kvitto.broker.queues.queue import Declaration, Queue
 from kvitto.broker.queues.work_queue import WorkQueue
-from kvitto.broker.transfers.deadletter import LETTER_MAX, RECORD_BYTES, Parcel, read_properties, weight
+from kvitto.broker.transfers.deadletter import LETTER_MAX, RECORD_BYTES, Parcel, read_properties, split_key, weight
 from kvitto.broker.transfers.in_order import fitting, in_the_way, takers, unmoved
 from kvitto.broker.transfers.stage_reading import Place, read_next
 from kvitto.broker.walls import Service
@@ -63,6 +63,17 @@ Key = tuple[str, str, int, str]
 
 def name_of(key: Key) -> str:
     return f"stage of task '{key[3]}' for batch {key[2]} of writer '{key[1]}'"
+
+
+def _unbound(key: bytes) -> str:
+    """Say that an exchange and a routing key, both as short strings, lead nowhere."""
+    exchange, routing_key = split_key(key)
+    return f"exchange '{exchange}' leads to no queue any more with routing key '{routing_key}'"
+
+
+def _warn_of_drop(vhost: VHost, count: int, why: str) -> None:
+    words = "message is" if count == 1 else "messages are"
+    log.warning("vhost '%s': %d committed %s dropped: %s", vhost.name, count, words, why)
 
 
 class Stage:
@@ -475,16 +486,14 @@ class Stages(Service):
         try:
             route = vhost.route(key)
         except ChannelError as error:
-            log.warning("vhost '%s': %d committed messages are dropped: %s", vhost.name, n, error.reply_text)
+            _warn_of_drop(vhost, n, error.reply_text)
             return n
         if route.dynamic:
             return 0 if runs else self._put_special(parcel, vhost, message)
         if route.out_of_service is not None:
             return 0
         if not route.count:
-            log.warning(
-                "vhost '%s': %d committed messages are dropped: no queue is bound for them any more", vhost.name, n
-            )
+            _warn_of_drop(vhost, n, _unbound(key))
             return n
         if any((q.limited and q.rejects) or not q.log.durable for q in route.queues):
             n = 1
@@ -510,14 +519,14 @@ class Stages(Service):
         try:
             route = vhost.route(key)
         except ChannelError as error:
-            log.warning("vhost '%s': a committed message is dropped: %s", vhost.name, error.reply_text)
+            _warn_of_drop(vhost, 1, error.reply_text)
             return 1
         if route.dynamic:
             return self._put_special(parcel, vhost, message)
         if route.out_of_service is not None:
             return 0
         if not route.count:
-            log.warning("vhost '%s': a committed message is dropped: no queue is bound for it any more", vhost.name)
+            _warn_of_drop(vhost, 1, _unbound(key))
             return 1
         size = weight(key, props, body)
         targets = self._takers(route.queues, len(body), size)
@@ -547,7 +556,7 @@ class Stages(Service):
             route = vhost.route(key)
             route = vhost.route_message(route.exchange, route.routing_key, properties)
         except ChannelError as error:
-            log.warning("vhost '%s': a committed message is dropped: %s", vhost.name, error.reply_text)
+            _warn_of_drop(vhost, 1, error.reply_text)
             return 1
         size = weight(key, props, body)
         targets = self._takers(route.queues, len(body), size)

@@ -29,17 +29,30 @@ VHOSTS_MAX = 10
 SEES_ALL = {"administrator", "monitoring"}
 """The tags of users to whom the management API names all connections, and not just their own."""
 NO_VHOST = 530
+NO_LOGIN = 403
+API_HINT = (
+    "RabbitMQ has its management API with `rabbitmq-plugins enable rabbitmq_management`, Kvitto with the --http-port of "
+    "`kvitto serve`."
+)
 
 
 @dataclass
 class Broker:
-    """One of the two brokers. `vhost` is None for all virtual hosts."""
+    """One of the two brokers. `vhost` is None for all virtual hosts. `no_password` says what to do if a password is needed and none was
+    given."""
 
     uri: str
     address: Address
     vhost: str | None
     api: Management
     product: str = ""
+    no_password: str = ""
+
+    @property
+    def place(self) -> str:
+        """Return the address and the virtual hosts that are meant, for messages."""
+        which = "all virtual hosts" if self.vhost is None else f"vhost '{self.vhost}'"
+        return f"{self.address.server} ({which})"
 
     def uri_of(self, vhost: str) -> str:
         """Return the URI for one virtual host."""
@@ -51,12 +64,29 @@ def read_broker(which: str, side: str, uri: str, url: str | None, file: Path | N
     """Return a broker from its URI, the URL of its management API, and the file with its password. `which` names the URI, and
     `side`, source or target, the options and the variable."""
     try:
-        uri = with_password(uri, f"--{side}-pass-file", file, env.get(f"KVITTO_{side.upper()}_PASS", ""))
+        option, variable = f"--{side}-pass-file", f"KVITTO_{side.upper()}_PASS"
+        uri = with_password(uri, option, file, env.get(variable, ""))
         address = parse_uri(uri)
     except ValueError as error:
         raise Failure(USAGE, f"{which}: {error}") from None
-    vhost = address.vhost if urlsplit(uri).path not in ("", "/") else None
-    return Broker(uri, address, vhost, Management(api_url(address, url), f"--{side}-api"))
+    parts = urlsplit(uri)
+    vhost = address.vhost if parts.path not in ("", "/") else None
+    api = Management(api_url(address, url), f"--{side}-api", API_HINT)
+    if api.host_and_port == (address.host, address.port):
+        raise Failure(
+            USAGE,
+            f"{which}: {address.host}:{address.port} is the port of the management API, too: give the port for AMQP in the "
+            f"URI (5672 by default), and the other one with {api.option}",
+        )
+    no_password = "" if parts.password is not None else f"no password was given: {option} FILE or {variable} gives one"
+    return Broker(uri, address, vhost, api, no_password=no_password)
+
+
+def take_name(target: Broker, source: Broker) -> None:
+    """Let a target without a virtual host have one with the name of the source's."""
+    if target.vhost is None and source.vhost is not None:
+        target.uri, target.vhost = target.uri_of(source.vhost), source.vhost
+        target.address = parse_uri(target.uri)
 
 
 def with_password(uri: str, option: str, file: Path | None, variable: str) -> str:
@@ -121,7 +151,7 @@ def check_apis(source: Broker, target: Broker, *, required: bool) -> list[str]:
                 if why := _blind(broker):
                     connection = None
             if connection is None:
-                notes.append(f"it was not checked whether {broker.api.where} belongs to {broker.address}: {why}")
+                notes.append(f"it was not checked whether {broker.api.where} belongs to {broker.address.server}: {why}")
             else:
                 traces.append(Trace(broker, name, connection))
         _find(traces)
@@ -130,18 +160,24 @@ def check_apis(source: Broker, target: Broker, *, required: bool) -> list[str]:
 
 def _connect(broker: Broker, name: str) -> tuple[Connection | None, str]:
     """Connect to a virtual host that lets the user in. Return None and the reason if there is none; raise Failure for all else."""
-    first = broker.address.vhost
-    others = () if broker.vhost else (item["name"] for item in broker.api.get("vhosts") if item["name"] != first)
+    first, known = broker.address.vhost, [item["name"] for item in broker.api.get("vhosts")]
+    # a virtual host that is not there yet will be made at the new broker, and any other one tells as well whose API it is
+    others = [vhost for vhost in known if vhost != first] if broker.vhost is None or first not in known else []
     why = ""
     for vhost in (first, *others)[:VHOSTS_MAX]:
+        uri = broker.uri_of(vhost)
         try:
-            return Connection(broker.uri_of(vhost), name=name), ""
+            return Connection(uri, name=name), ""
         except ConnectFailed as error:
-            why = str(error)
-            if error.code != NO_VHOST:
-                raise Failure(NOT_ALLOWED if error.code else UNREACHABLE, why) from None
+            if error.code == NO_VHOST:
+                why = str(error)
+                continue
+            text = f"{broker.place}: {str(error).removeprefix(f'{parse_uri(uri)}: ')}"
+            if error.code == NO_LOGIN and broker.no_password:
+                text += f"; {broker.no_password}"
+            raise Failure(NOT_ALLOWED if error.code else UNREACHABLE, text) from None
         except (AMQPError, OSError) as error:
-            raise Failure(UNREACHABLE, f"{broker.address}: {error}") from None
+            raise Failure(UNREACHABLE, f"{broker.place}: {error}") from None
     return None, why
 
 
@@ -183,7 +219,7 @@ def _find(traces: list[Trace]) -> None:
         for trace in left:
             for other in traces:
                 if other is not trace and other.name in seen[trace.name]:
-                    raise _foreign(trace.broker, f"it is that of {other.broker.address}. Are both APIs swapped?")
+                    raise _foreign(trace.broker, f"it is that of {other.broker.address.server}. Are both APIs swapped?")
         if left and time.monotonic() > deadline:
             _raise_if_lost(left[0])
             raise _foreign(left[0].broker, "it does not know a connection to it.")
@@ -197,12 +233,12 @@ def _raise_if_lost(trace: Trace) -> None:
     try:
         trace.connection.channel()
     except (AMQPError, OSError) as error:
-        raise Failure(UNREACHABLE, f"{trace.broker.address}: {error}") from None
+        raise Failure(UNREACHABLE, f"{trace.broker.place}: {error}") from None
 
 
 def _foreign(broker: Broker, why: str) -> Failure:
     api = broker.api
     return Failure(
         USAGE,
-        f"{api.option}: {api.where} is not the management API of {broker.address}, since {why} Nothing was changed",
+        f"{api.option}: {api.where} is not the management API of {broker.address.server}, since {why} Nothing was changed",
     )

@@ -20,7 +20,7 @@ from typing import Any
 
 from kvitto.base.table import printable
 from kvitto.cli.management import REFUSED, USAGE, Failure
-from kvitto.cli.migrate.brokers import read_broker
+from kvitto.cli.migrate.brokers import read_broker, take_name
 from kvitto.cli.migrate.moving import END_S, Mover
 from kvitto.cli.migrate.plan import Plan, make_plan, post_definitions
 from kvitto.cli.migrate.report import Progress, as_json, planned, summary
@@ -80,6 +80,7 @@ def run(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace) -> int:
     source = read_broker("old", "source", args.old, args.source_api, args.source_pass_file, os.environ)
     target = read_broker("--to", "target", args.to, args.target_api, args.target_pass_file, os.environ)
+    take_name(target, source)
     if (source.address.host, source.address.port, source.vhost) == (
         target.address.host,
         target.address.port,
@@ -90,12 +91,25 @@ def _run(args: argparse.Namespace) -> int:
         pattern = re.compile(args.queues)
     except re.error as error:
         raise Failure(USAGE, f"--queues {args.queues}: {error}") from None
-    plan = make_plan(source, target, pattern, definitions=not args.skip_definitions, messages=not args.skip_messages)
+    definitions, messages = not args.skip_definitions, not args.skip_messages
+    try:
+        plan = make_plan(source, target, pattern, definitions=definitions, messages=messages)
+    except KeyboardInterrupt:
+        print("kvitto migrate: interrupted while it looked at both brokers; nothing was changed", file=sys.stderr)
+        return INTERRUPTED
     if args.dry_run:
         print(json.dumps(as_json(plan), indent=2) if args.json else planned(plan))
         return 0
-    if not args.skip_definitions:
-        post_definitions(plan)
+    try:
+        if definitions:
+            post_definitions(plan)
+    except KeyboardInterrupt:
+        print(
+            "kvitto migrate: interrupted while the new broker took the definitions, which it may have now; no messages were "
+            "moved. Run the same command again to go on",
+            file=sys.stderr,
+        )
+        return INTERRUPTED
     try:
         asyncio.run(_move(plan, args))
     except KeyboardInterrupt:

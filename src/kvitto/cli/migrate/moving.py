@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import kvitto
+from kvitto.base.table import counted
 from kvitto.cli.migrate.plan import TEMPORARY, Item, Plan
 from kvitto.cli.migrate.routes import Known
 from kvitto.client.aio import Channel, Connection, Exchange, PublishFailed, Queue
@@ -228,7 +229,7 @@ class Move:
             raise Refused(
                 f"the new broker has no such queue ({error.text}): declare it, or bring the definitions"
             ) from error
-        if item.tally.moved == 0 and item.tally.interruptions == 0:
+        if item.before is None:
             item.before = queue.message_count
         exchange = await channel.exchange(exchange_of(item.name), "fanout", durable=True)
         await queue.bind(exchange)
@@ -336,13 +337,14 @@ class Move:
             return
         if isinstance(pair.target, StageTarget):
             await pair.target.forget()
-        expected = item.before + item.tally.moved
+        expected = (item.before or 0) + item.tally.moved
         if queue.consumer_count:
             item.notes.append(
-                f"the counts are not compared: {queue.consumer_count} consumers take messages at the new broker"
+                f"the counts are not compared: {counted(queue.consumer_count, 'consumer')} may take messages at the new broker"
             )
         elif item.after < expected:
-            item.problem = f"the new broker has {item.after} messages and should have {expected}: look at its length limits and TTLs"
+            has = counted(item.after, "message")
+            item.problem = f"the new broker has {has} and should have {expected:,}: look at its length limits and TTLs"
 
 
 def exchange_of(queue: str) -> str:
@@ -374,7 +376,7 @@ def final(error: Exception) -> str | None:
 def explain(item: Item, dress: Dress) -> None:
     """Note what the new broker does not know of the messages."""
     if dress.counted:
-        item.notes.append(f"{dress.counted} messages had been delivered before: their delivery counts begin anew")
+        item.notes.append(f"{counted(dress.counted, 'message')} had been delivered before: delivery counts begin anew")
     if dress.expiring:
-        how = "was shortened by their age, if they have a timestamp" if dress.age_from_timestamp else "begins anew"
-        item.notes.append(f"{dress.expiring} messages have an expiration, which {how}")
+        how = "was shortened by the age, if there is a timestamp" if dress.age_from_timestamp else "begins anew"
+        item.notes.append(f"{counted(dress.expiring, 'message')} with an expiration, which {how}")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvitto.base.table import counted
 from kvitto.broker.administration import inert
-from kvitto.cli.management import IMPORT_S, NOT_ALLOWED, USAGE, Failure, Management
+from kvitto.cli.management import IMPORT_S, NOT_ALLOWED, SHOWN_MAX, USAGE, Failure, Management
 from kvitto.cli.migrate.brokers import Broker, check_apis
 from kvitto.shovel.carry import Tally
 
@@ -26,6 +28,8 @@ KINDS = {
     "bindings": ("vhost", "source", "destination", "destination_type", "routing_key"),
 }
 """The parts of a definitions document, and what tells two of their objects apart."""
+TRANSIENT = ("exchanges", "queues", "bindings")
+"""The kinds of which some may be gone after a restart."""
 SAME_START_MS = 6000
 """RabbitMQ counts its uptime every five seconds."""
 TEMPORARY = "kvitto.migrate."
@@ -49,11 +53,12 @@ class Item:
     problem: str = ""
     """Why messages are left, or the counts differ."""
     notes: list[str] = field(default_factory=list)
-    once: bool = False
+    once: bool | None = None
+    """Whether its messages arrive once, None as long as nobody knows."""
     state: str = "waits"
-    before: int = 0
-    """Messages at the target when this run began, and behind it when it had ended."""
-    after: int = 0
+    before: int | None = None
+    """Messages at the target when this run began, and behind it when it had ended. None if nobody has asked."""
+    after: int | None = None
     tally: Tally = field(default_factory=Tally)
 
     @property
@@ -71,6 +76,8 @@ class Plan:
     """How many objects of each kind the target lacks."""
     items: list[Item] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    messages: bool = True
+    """Whether messages are moved, too."""
 
     def target_vhost(self, vhost: str) -> str:
         return self.target.vhost or vhost
@@ -78,7 +85,7 @@ class Plan:
 
 def make_plan(source: Broker, target: Broker, pattern: re.Pattern[str], *, definitions: bool, messages: bool) -> Plan:
     """Ask both brokers. Nothing is changed."""
-    plan = Plan(source, target)
+    plan = Plan(source, target, messages=messages)
     for each in (source, target):
         overview = _overview(each)
         product = "Kvitto" if "kvitto" in overview else overview.get("product_name", "RabbitMQ")
@@ -88,6 +95,7 @@ def make_plan(source: Broker, target: Broker, pattern: re.Pattern[str], *, defin
         raise Failure(USAGE, "--to names a virtual host: name the one of the old broker, too")
     if target.vhost in (None, source.vhost) and _is_same(source.api, target.api):
         raise Failure(USAGE, "the old and the new broker are the same, under two addresses")
+    _check_vhost(source)
     plan.notes += check_apis(source, target, required=messages)
     if definitions:
         _plan_definitions(plan)
@@ -102,8 +110,18 @@ def _overview(broker: Broker) -> Any:
     except Failure as failure:
         if failure.code != NOT_ALLOWED:
             raise
-        where = f"{broker.api.where} does not let in user '{broker.api.user}': is it the API of {broker.address}?"
-        raise Failure(NOT_ALLOWED, f"{failure}; {where}") from None
+        hint = broker.no_password or f"is it the API of {broker.address.server}?"
+        raise Failure(NOT_ALLOWED, f"{failure}; {hint}") from None
+
+
+def _check_vhost(broker: Broker) -> None:
+    """Raise Failure if the virtual host that is meant is not there."""
+    known = [item["name"] for item in broker.api.get("vhosts")]
+    if broker.vhost is not None and broker.vhost not in known:
+        shown = ", ".join(f"'{name}'" for name in sorted(known)[:SHOWN_MAX]) or "none"
+        more = f", and {len(known) - SHOWN_MAX} more" if len(known) > SHOWN_MAX else ""
+        text = f"there is no vhost '{broker.vhost}' at {broker.address.server}; user '{broker.api.user}' sees {shown}{more}"
+        raise Failure(USAGE, text)
 
 
 def _is_same(one: Management, other: Management) -> bool:
@@ -141,13 +159,31 @@ def _leave_out_users(plan: Plan, found: dict[str, Any]) -> None:
     if len(kept) != len(users):
         plan.notes.append(f"user '{own}' stays as it is at the new broker, because this command uses it")
     hashed = {user["name"] for user in kept if foreign and str(user.get("hashing_algorithm")).startswith("kvitto")}
-    for name in sorted(hashed):
-        plan.notes.append(f"user '{name}' is not brought: only Kvitto knows its password hash; add it with a password")
+    if hashed:
+        _note_hashed(plan, hashed)
     if users:
         found["users"] = [user for user in kept if user["name"] not in hashed]
     for kind in ("permissions", "topic_permissions"):
         if kind in found:
             found[kind] = [item for item in found[kind] if item.get("user") not in hashed]
+
+
+def _note_hashed(plan: Plan, hashed: set[str]) -> None:
+    """Tell users that the target has, for whom nothing needs to be done, from those who need a password."""
+    there = hashed & {user["name"] for user in plan.target.api.get("users")}
+    if there:
+        one = len(there) == 1
+        plan.notes.append(
+            f"{counted(len(there), 'user')} with Kvitto's own password {'hash stays' if one else 'hashes stay'} unchanged at the "
+            f"new broker, which has {'this user' if one else 'these users'} already: password and permissions are those of there"
+        )
+    if new := sorted(hashed - there):
+        names = ", ".join(f"'{name}'" for name in new)
+        users, hashes = ("user", "hash") if len(new) == 1 else ("users", "hashes")
+        plan.notes.append(
+            f"not brought: {users} {names}. Only Kvitto knows the password {hashes}: add the {users} at "
+            "the new broker with a password, and with the permissions, which are not brought either"
+        )
 
 
 def _leave_out_temporary(found: dict[str, Any]) -> None:
@@ -162,11 +198,22 @@ def _count_new(plan: Plan) -> None:
     vhost = plan.target.vhost or plan.source.vhost
     if vhost is None or any(item["name"] == vhost for item in plan.target.api.get("vhosts")):
         has = plan.target.api.get("definitions", *(() if vhost is None else (vhost,)))
-    for kind, names in KINDS.items():
-        there = {tuple(str(item.get(name)) for name in names) for item in has.get(kind, [])}
-        wanted = [tuple(str(item.get(name)) for name in names) for item in plan.definitions.get(kind, [])]
-        if wanted:
-            plan.new[kind] = sum(each not in there for each in wanted)
+    for kind, all_names in KINDS.items():
+        # in a document of one virtual host, which may have another name at the target, nothing names it
+        names = [name for name in all_names if vhost is None or name != "vhost"]
+        there = _keys(has.get(kind, []), names)
+        new = [key for key in _keys(plan.definitions.get(kind, []), names) if key not in there]
+        if new and has and kind in TRANSIENT:  # transient ones are not among the definitions of each broker
+            query = f"?columns={','.join(all_names)}"
+            there = _keys(plan.target.api.get(kind, *(() if vhost is None else (vhost,)), query=query), names)
+            new = [key for key in new if key not in there]
+        if plan.definitions.get(kind):
+            plan.new[kind] = len(new)
+
+
+def _keys(items: list[dict[str, Any]], names: Iterable[str]) -> set[tuple[str, ...]]:
+    """Return what tells the objects of one kind apart."""
+    return {tuple(str(item.get(name)) for name in names) for item in items}
 
 
 def _name_inert(plan: Plan) -> None:
@@ -237,20 +284,64 @@ def _plan_queues(plan: Plan, pattern: re.Pattern[str]) -> None:
             item.state = "left"
             item.notes.append("exclusive: it ends with its connection, which has to declare it anew")
         elif not queue.get("durable", True):
-            item.notes.append("transient: not in the definitions, unless the old broker exports it; declare it there")
+            item.notes += _note_transient(plan, item)
         if item.moves and item.consumers:
-            item.notes.append(f"{item.consumers} consumers take messages, too: stop them, else they work on both sides")
+            item.notes.append(
+                f"{counted(item.consumers, 'consumer')} may take messages, too: stop them, else both sides work on them"
+            )
         if item.unacked and not item.stream:
-            item.notes.append(f"{item.unacked} messages are unacked: they stay with their consumers until those end")
+            item.notes.append(_note_unacked(plan, item))
+        if item.stream and item.ready:
+            item.notes += _note_stream(plan, item)
         plan.items.append(item)
+    plan.items.sort(key=lambda item: (item.vhost, item.name))
     for exchange in plan.source.api.get("exchanges", *where):
-        if exchange.get("messages_delayed"):
+        label = f"exchange '{exchange['name']}' in vhost '{exchange['vhost']}'"
+        if delayed := exchange.get("messages_delayed"):
             plan.notes.append(
-                f"exchange '{exchange['name']}' in vhost '{exchange['vhost']}' holds {exchange['messages_delayed']} delayed "
-                "messages, which AMQP cannot read: wait until they are due"
+                f"{label} holds {counted(delayed, 'delayed message')}, which AMQP cannot read: wait until all are due"
             )
-        if exchange.get("messages_passing"):
+        if passing := exchange.get("messages_passing"):
             plan.notes.append(
-                f"exchange '{exchange['name']}' in vhost '{exchange['vhost']}' has {exchange['messages_passing']} messages on "
-                "their way to its queues: wait until they have arrived"
+                f"{label} has {counted(passing, 'message')} on the way to its queues: wait until all have arrived"
             )
+
+
+def _at_target(plan: Plan, item: Item) -> dict[str, Any]:
+    """Return what the new broker says of the queue with an item's name, nothing if there is none."""
+    found = plan.target.api.get("queues", plan.target_vhost(item.vhost), item.name, accept=(404,))
+    return found if isinstance(found, dict) and found.get("name") == item.name else {}
+
+
+def _note_transient(plan: Plan, item: Item) -> list[str]:
+    found = _at_target(plan, item)
+    brought = any(
+        queue.get("name") == item.name and queue.get("vhost", item.vhost) == item.vhost
+        for queue in plan.definitions.get("queues", [])
+    )
+    if not found and not brought:
+        return ["transient, and not in the definitions of the old broker: declare it at the new one"]
+    if found.get("durable"):
+        return []
+    return ["transient: it and its messages are gone at the next restart of the new broker"]
+
+
+def _note_unacked(plan: Plan, item: Item) -> str:
+    unacked = counted(item.unacked, "message")
+    verb = "is" if item.unacked == 1 else "are"
+    if item.consumers or not plan.source.product.startswith("Kvitto"):
+        return f"{unacked} {verb} unacked: a consumer keeps its messages until it ends"
+    return (
+        f"{unacked} {verb} unacked, without a consumer: what an interrupted run has reserved is taken over by the next one, and "
+        "what somebody got with basic.get stays until that connection ends"
+    )
+
+
+def _note_stream(plan: Plan, item: Item) -> list[str]:
+    there = _at_target(plan, item).get("messages", 0)
+    if not there:
+        return []
+    return [
+        f"this stream has {counted(there, 'message')} at the new broker: what an earlier run in the same direction brought is not "
+        "brought again, and all else is. Leave the stream out with --queues if they would come twice, as on the way back"
+    ]

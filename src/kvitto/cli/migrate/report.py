@@ -6,7 +6,7 @@ import time
 from dataclasses import fields
 from typing import Any
 
-from kvitto.base.table import printable, table
+from kvitto.base.table import UNKNOWN, counted, printable, table
 from kvitto.cli.migrate.moving import Wait
 from kvitto.cli.migrate.plan import Item, Plan
 from kvitto.pipeline.stopping import Progress as Line
@@ -46,12 +46,9 @@ class Progress:
 
 def planned(plan: Plan) -> str:
     """Return what would be done."""
-    lines = [f"From {plan.source.product} at {plan.source.address} to {plan.target.product} at {plan.target.address}:"]
+    lines = [f"From {plan.source.product} at {plan.source.place} to {plan.target.product} at {plan.target.place}:"]
     if plan.new:
-        parts = [
-            f"{len(plan.definitions[kind])} {kind.replace('_', ' ')} ({count} new)" for kind, count in plan.new.items()
-        ]
-        lines.append(f"definitions: {', '.join(parts)}")
+        lines.append(f"definitions: {_definitions(plan)}")
     rows = [
         (
             item.vhost,
@@ -68,6 +65,16 @@ def planned(plan: Plan) -> str:
     return "\n".join([*lines, *_notes(plan), "Nothing was changed (--dry-run)."])
 
 
+def _definitions(plan: Plan) -> str:
+    """Return how many objects of each kind there are, and how many of them the new broker lacks, or lacked."""
+    parts = []
+    for kind, new in plan.new.items():
+        count = len(plan.definitions[kind])
+        noun = kind if count != 1 else "policy" if kind == "policies" else kind.removesuffix("s")
+        parts.append(f"{count:,} {noun.replace('_', ' ')} ({new:,} new)")
+    return ", ".join(parts)
+
+
 def summary(plan: Plan) -> str:
     """Return what was done, and what is left."""
     items = [item for item in plan.items if item.moves]
@@ -77,9 +84,9 @@ def summary(plan: Plan) -> str:
             item.name,
             item.state,
             item.tally.moved,
-            item.before,
-            item.after,
-            "once" if item.once else "at least once",
+            UNKNOWN if item.before is None else item.before,
+            UNKNOWN if item.after is None else item.after,
+            UNKNOWN if item.once is None else "once" if item.once else "at least once",
             item.tally.redelivered,
             item.tally.doubled,
         )
@@ -90,9 +97,19 @@ def summary(plan: Plan) -> str:
     if rows:
         columns = ("vhost", "queue", "state", "moved", "before", "after", "arrives", "redelivered", "doubled")
         lines.append(table(columns, rows))
-    moved = sum(item.tally.moved for item in items)
-    empty = sum(item.state == "empty" for item in items)
-    lines.append(f"{moved:,} messages of {len(items)} queues were moved in this run; {empty} queues were empty.")
+    if plan.messages:
+        moved = sum(item.tally.moved for item in items)
+        empty = sum(item.state == "empty" for item in items)
+        lines.append(
+            f"{counted(moved, 'message')} of {counted(len(items), 'queue')} {'was' if moved == 1 else 'were'} moved in this "
+            f"run; {counted(empty, 'queue')} {'was' if empty == 1 else 'were'} empty."
+        )
+    elif plan.new:
+        lines.append(
+            f"The new broker has the definitions: {_definitions(plan)}. No messages were moved (--skip-messages)."
+        )
+    else:
+        lines.append("Nothing was to be done (--skip-definitions and --skip-messages, or no definitions).")
     problems = [f"{printable(item.label)}: {printable(item.problem)}" for item in plan.items if item.problem]
     return "\n".join([*lines, *_notes(plan), *(f"LEFT: {text}" for text in problems)])
 

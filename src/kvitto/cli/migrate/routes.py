@@ -15,6 +15,8 @@ from kvitto.cli.management import Failure, Management
 
 Routes = dict[str, set[tuple[str, str]]]
 """By queue, the pairs of exchange and routing key that lead to this queue and to no other one."""
+HARMLESS = {"alternate-exchange"}
+"""The arguments of an exchange that change nothing for a routing key that is bound."""
 AGAIN_S = 10.0
 """The time after which the bindings are asked for again."""
 SHARE = 20.0
@@ -86,7 +88,7 @@ def single_routes(api: Management, vhost: str) -> Routes:
         if (
             name
             and not exchange.get("internal")
-            and not exchange.get("arguments")
+            and HARMLESS.issuperset(exchange.get("arguments") or ())
             and exchange.get("policy") not in delaying
         ):
             for queue, key in _of_exchange(exchange["type"], of_source[name]):
