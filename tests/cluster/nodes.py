@@ -1,4 +1,4 @@
-"""Three nodes of a cluster as processes, with an etcd, and a publisher that finds the leader."""
+"""Nodes of a cluster as processes, with an etcd."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from kvitto.client.blocking.connection import SyncConnection
 from kvitto.client.errors import AMQPError
 from kvitto.server.etcd import Etcd
 from tests.cli.process import kvitto as command
+from tests.cluster.publisher import Publisher
 from tests.crash.serve import STOP_S
 from tests.support.etcd import FakeEtcd, RealEtcd, free_port
 from tests.support.wait import wait_until
-
-BODY = b"x" * 100
 
 
 class Node:
@@ -131,44 +130,15 @@ class Cluster:
 
         wait_until(all_there, what=f"{count} nodes are in sync")
 
+    def publisher(self) -> Publisher:
+        """Return one that publishes to whichever node leads."""
+        return Publisher(lambda: [node.connect for node in self.nodes])
+
     def end(self) -> None:
         for node in self.nodes:
             node.signal(signal.SIGCONT)
             node.kill()
             node.errors.close()
-
-
-class Publisher:
-    """Publishes numbers, one after the other, to whichever node leads, and notes those that were confirmed."""
-
-    def __init__(self, cluster: Cluster, queue: str = "q") -> None:
-        self.cluster = cluster
-        self.queue = queue
-        self.confirmed: list[int] = []
-        self.number = 0
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            for node in self.cluster.nodes:
-                with suppress(AMQPError, OSError), node.connect() as connection, connection.channel() as channel:
-                    channel.queue(self.queue, durable=True)
-                    while not self._stop.is_set():
-                        self.number += 1
-                        channel.publish(b"%d %s" % (self.number, BODY), self.queue)
-                        self.confirmed.append(self.number)
-            self._stop.wait(0.02)
-
-    def more(self, count: int) -> None:
-        wanted = len(self.confirmed) + count
-        wait_until(lambda: len(self.confirmed) >= wanted, what="more confirms")
-
-    def stop(self) -> list[int]:
-        self._stop.set()
-        self._thread.join()
-        return self.confirmed
 
 
 def numbers(node: Node, queue: str = "q") -> list[int]:

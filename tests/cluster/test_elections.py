@@ -12,7 +12,7 @@ import pytest
 
 from kvitto.client.errors import AMQPError
 from tests.cli.process import kvitto as command
-from tests.cluster.nodes import Cluster, Node, Publisher, lines, numbers
+from tests.cluster.nodes import Cluster, Node, lines, numbers
 from tests.crash.serve import STOP_S
 from tests.support.etcd import FakeEtcd, RealEtcd, real_etcd
 from tests.support.wait import wait_until
@@ -54,8 +54,7 @@ def check(cluster: Cluster, confirmed: list[int]) -> None:
 
 def test_whoever_is_elected_has_everything_that_was_confirmed(cluster: Cluster) -> None:
     cluster.wait_in_sync(3)
-    publisher = Publisher(cluster)
-    try:
+    with cluster.publisher() as publisher:
         for _ in range(3):
             publisher.more(300)
             leader = cluster.wait_for_leader()
@@ -63,32 +62,26 @@ def test_whoever_is_elected_has_everything_that_was_confirmed(cluster: Cluster) 
             publisher.more(300)
             leader.start()
             cluster.wait_in_sync(3)
-    finally:
-        confirmed = publisher.stop()
-    check(cluster, confirmed)
+    check(cluster, publisher.confirmed)
 
 
 def test_a_killed_leader_is_followed_at_once_and_others_need_not_compare_their_files(cluster: Cluster) -> None:
     """Its listener refuses connections, so nobody waits for its lease."""
     cluster.wait_in_sync(3)
-    publisher = Publisher(cluster)
-    try:
+    with cluster.publisher() as publisher:
         publisher.more(100)
         leader = cluster.wait_for_leader()
         others = [node for node in cluster.nodes if node is not leader]
         before = sum(len(lines(node, "comparing files with")) for node in others)
         leader.kill()
         publisher.more(100)
-    finally:
-        confirmed = publisher.stop()
     assert sum(len(lines(node, "comparing files with")) for node in others) == before
-    check(cluster, confirmed)
+    check(cluster, publisher.confirmed)
 
 
 def test_a_leader_that_stands_still_is_replaced_and_follows_when_it_goes_on(cluster: Cluster) -> None:
     cluster.wait_in_sync(3)
-    publisher = Publisher(cluster)
-    try:
+    with cluster.publisher() as publisher:
         publisher.more(100)
         leader = cluster.wait_for_leader()
         leader.signal(signal.SIGSTOP)
@@ -96,16 +89,13 @@ def test_a_leader_that_stands_still_is_replaced_and_follows_when_it_goes_on(clus
         leader.signal(signal.SIGCONT)
         publisher.more(100)
         cluster.wait_in_sync(3)
-    finally:
-        confirmed = publisher.stop()
     assert lines(leader, "this node leads no more: .*")
-    check(cluster, confirmed)
+    check(cluster, publisher.confirmed)
 
 
 def test_a_follower_that_dies_is_removed_and_comes_back(cluster: Cluster) -> None:
     cluster.wait_in_sync(3)
-    publisher = Publisher(cluster)
-    try:
+    with cluster.publisher() as publisher:
         publisher.more(100)
         leader = cluster.wait_for_leader()
         follower = next(node for node in cluster.nodes if node is not leader)
@@ -114,15 +104,12 @@ def test_a_follower_that_dies_is_removed_and_comes_back(cluster: Cluster) -> Non
         publisher.more(100)
         follower.start()
         cluster.wait_in_sync(3)
-    finally:
-        confirmed = publisher.stop()
-    check(cluster, confirmed)
+    check(cluster, publisher.confirmed)
 
 
 def test_with_too_few_nodes_nothing_is_confirmed(cluster: Cluster) -> None:
     cluster.wait_in_sync(3)
-    publisher = Publisher(cluster)
-    try:
+    with cluster.publisher() as publisher:
         publisher.more(100)
         leader = cluster.wait_for_leader()
         for node in cluster.nodes:
@@ -134,39 +121,31 @@ def test_with_too_few_nodes_nothing_is_confirmed(cluster: Cluster) -> None:
                 node.start()
         publisher.more(100)
         cluster.wait_in_sync(3)
-    finally:
-        confirmed = publisher.stop()
-    check(cluster, confirmed)
+    check(cluster, publisher.confirmed)
 
 
 def test_all_nodes_are_killed_at_once(cluster: Cluster) -> None:
     cluster.wait_in_sync(3)
-    publisher = Publisher(cluster)
-    try:
+    with cluster.publisher() as publisher:
         publisher.more(200)
         for node in cluster.nodes:
             node.kill()
         for node in reversed(cluster.nodes):
             node.start()
         publisher.more(200)
-    finally:
-        confirmed = publisher.stop()
-    check(cluster, confirmed)
+    check(cluster, publisher.confirmed)
 
 
 def test_a_node_ends_in_order_and_another_one_leads(cluster: Cluster) -> None:
     cluster.wait_in_sync(3)
-    publisher = Publisher(cluster)
-    try:
+    with cluster.publisher() as publisher:
         publisher.more(100)
         leader = cluster.wait_for_leader()
         assert leader.stop() == 0
         publisher.more(100)
         leader.start()
         cluster.wait_in_sync(3)
-    finally:
-        confirmed = publisher.stop()
-    check(cluster, confirmed)
+    check(cluster, publisher.confirmed)
     assert [node.stop() for node in cluster.nodes] == [0, 0, 0]
 
 
@@ -186,11 +165,8 @@ def damage(path: Path) -> None:
 
 def test_a_node_that_starts_with_damage_does_not_lead_and_gets_a_good_copy(cluster: Cluster) -> None:
     cluster.wait_in_sync(3)
-    publisher = Publisher(cluster)
-    try:
+    with cluster.publisher() as publisher:
         publisher.more(500)
-    finally:
-        confirmed = publisher.stop()
     leader = cluster.wait_for_leader()
     others = [node for node in cluster.nodes if node is not leader]
     for node in [leader, *others]:
@@ -202,7 +178,7 @@ def test_a_node_that_starts_with_damage_does_not_lead_and_gets_a_good_copy(clust
         node.start()
     assert cluster.wait_for_leader() is not leader
     cluster.wait_in_sync(3)
-    check(cluster, confirmed)
+    check(cluster, publisher.confirmed)
 
 
 def test_a_leader_that_finds_damage_lets_another_one_lead(cluster: Cluster) -> None:
@@ -235,17 +211,14 @@ def test_a_leader_goes_on_without_etcd_as_long_as_all_follow_it(tmp_path: Path) 
     try:
         cluster.wait_in_sync(3)
         leader = cluster.wait_for_leader()
-        publisher = Publisher(cluster)
-        try:
+        with cluster.publisher() as publisher:
             etcd.deaf = True
             wait_until(lambda: len(lines(leader, "cannot renew the lease")) > 0, what="the lease ends")
             publisher.more(2000)
             etcd.deaf = False
             publisher.more(100)
-        finally:
-            confirmed = publisher.stop()
         assert not lines(leader, "leads no more")
-        check(cluster, confirmed)
+        check(cluster, publisher.confirmed)
         etcd.deaf = True
         for node in cluster.nodes:
             if node is not leader:
@@ -260,8 +233,7 @@ def test_a_leader_goes_on_without_etcd_as_long_as_all_follow_it(tmp_path: Path) 
 
 def test_a_copy_of_the_leaders_directory_is_refused(cluster: Cluster) -> None:
     cluster.wait_in_sync(3)
-    publisher = Publisher(cluster)
-    try:
+    with cluster.publisher() as publisher:
         publisher.more(100)
         leader = cluster.wait_for_leader()
         copy = Node(cluster, "copy")
@@ -269,13 +241,11 @@ def test_a_copy_of_the_leaders_directory_is_refused(cluster: Cluster) -> None:
         copy.start()
         assert copy.process.wait(STOP_S) == 1
         publisher.more(100)
-    finally:
-        confirmed = publisher.stop()
     assert "another process leads with a copy of" in copy.log()
     copy.kill()
     copy.errors.close()
     assert cluster.wait_for_leader() is leader
-    check(cluster, confirmed)
+    check(cluster, publisher.confirmed)
 
 
 def test_a_warm_standby_does_not_count_as_a_member(cluster: Cluster) -> None:

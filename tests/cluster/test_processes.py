@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,12 @@ from kvitto.base.config import ConfigError
 from kvitto.client import Connection
 from kvitto.client.aio.events import Blocked, Event
 from kvitto.client.blocking.connection import SyncConnection
-from kvitto.client.errors import AMQPError
 from kvitto.cluster.handshake import read_key
 from kvitto.server.followers import LINKS_MAX
 from kvitto.store import paths
 from kvitto.store.store import IN_ORDER
 from tests.cli.process import kvitto as command
+from tests.cluster.publisher import Publisher
 from tests.crash.serve import STOP_S, Served
 from tests.http.api import Http
 from tests.support.wait import wait_until
@@ -91,6 +91,10 @@ class Pair:
         self._all.append(self.follower)
         assert self.follower.ready.startswith(f"kvitto follows leader={self.address} data={data} pid=")
 
+    def publisher(self) -> Publisher:
+        """Return one that publishes to whichever broker leads."""
+        return Publisher(lambda: [partial(connect, self.leader)])
+
     @property
     def behind(self) -> tuple[str, int | None] | None:
         """State and lag of the follower, None without one."""
@@ -120,36 +124,6 @@ def connect(served: Served) -> SyncConnection:
     return kvitto.connect_sync(f"amqp://guest:guest@127.0.0.1:{served.port}/", reconnect=False)
 
 
-class Publisher:
-    """Publishes numbers, one after the other, to whichever broker leads, and notes those that were confirmed."""
-
-    def __init__(self, pair: Pair) -> None:
-        self.pair = pair
-        self.confirmed: list[int] = []
-        self.number = 0
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            with suppress(AMQPError, OSError), connect(self.pair.leader) as connection, connection.channel() as channel:
-                channel.queue("q", durable=True)
-                while not self._stop.is_set():
-                    self.number += 1
-                    channel.publish(b"%d %s" % (self.number, SMALL), "q")
-                    self.confirmed.append(self.number)
-
-    def more(self, count: int) -> None:
-        wanted = len(self.confirmed) + count
-        wait_until(lambda: len(self.confirmed) >= wanted, what="more confirms")
-
-    def stop(self) -> list[int]:
-        self._stop.set()
-        self._thread.join()
-        return self.confirmed
-
-
 def numbers(served: Served) -> list[int]:
     """What is in the queue, in order."""
     with connect(served) as connection, connection.channel() as channel:
@@ -162,8 +136,7 @@ def numbers(served: Served) -> list[int]:
 @pytest.mark.slow
 def test_what_was_confirmed_and_acknowledged_survives_kills_of_both_and_a_promotion(pair: Pair) -> None:
     """C2, on another machine: all of it is there, in order."""
-    publisher = Publisher(pair)
-    try:
+    with pair.publisher() as publisher:
         publisher.more(200)
         for _ in range(2):
             pair.follower.kill()
@@ -173,8 +146,6 @@ def test_what_was_confirmed_and_acknowledged_survives_kills_of_both_and_a_promot
             pair.leader.kill()
             pair.lead(pair.place / "one")
             publisher.more(200)
-    finally:
-        confirmed = publisher.stop()
     pair.wait()
     pair.leader.kill()
     assert pair.follower.stop() == 0
@@ -185,7 +156,7 @@ def test_what_was_confirmed_and_acknowledged_survives_kills_of_both_and_a_promot
     assert promoted.returncode == 0 and "leads (epoch 2)" in promoted.stdout
     pair.lead(pair.place / "two")
     found = numbers(pair.leader)
-    assert set(confirmed) <= set(found) and found == sorted(found) and len(found) == len(set(found))
+    assert set(publisher.confirmed) <= set(found) and found == sorted(found) and len(found) == len(set(found))
     # the leader of before may follow now, and is the same then
     pair.follow(pair.place / "one")
     pair.wait()
@@ -198,17 +169,14 @@ def test_with_two_in_sync_a_follower_has_all_that_was_confirmed_when_its_leader_
     pair.wait()
     assert pair.leader.stop() == 0
     pair.lead(pair.place / "one", "--min-in-sync", "2")
-    publisher = Publisher(pair)
-    try:
+    with pair.publisher() as publisher:
         publisher.more(500)
         pair.leader.kill()
-    finally:
-        confirmed = publisher.stop()
     assert pair.follower.stop() == 0
     assert command("promote", str(pair.place / "two")).returncode == 0
     pair.lead(pair.place / "two")
     found = numbers(pair.leader)
-    assert set(confirmed) <= set(found) and len(found) == len(set(found))
+    assert set(publisher.confirmed) <= set(found) and len(found) == len(set(found))
 
 
 @pytest.mark.slow

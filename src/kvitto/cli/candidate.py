@@ -49,11 +49,11 @@ from kvitto.store.store import refuse_incomplete, refuse_inside
 log = logging.getLogger("kvitto")
 
 SILENCE_S = 4.0
-"""A leader says four times a second that it is there."""
+"""A follower gives a connection up if nothing comes from the leader for this time. A leader sends something four times a second."""
 AGAIN_SILENCE_S = 1.0
-"""One that has been silent gets so much time to say something in another connection."""
+"""If a leader has been silent, the next connection is given up after this shorter time."""
 WATCH_S = 1.0
-"""So often a follower looks whether its leader still leads."""
+"""A follower asks the register this often whether its leader still leads."""
 REST_S = 0.2
 AGAIN_MAX_S = 1.0
 
@@ -102,7 +102,7 @@ def run_node(config: Config, lead: Callable[[Election], int]) -> int:
 
 
 def resign(election: Election, disk: Disk, why: str) -> None:
-    """Let another member lead, since files are damaged here. This directory does not lead before it has been compared with that one's."""
+    """Give the lead up, because files are damaged. This node does not lead again before it has compared its files with another leader's."""
     log.warning("this node leads no more, and copies what is damaged from another one: %s", why)
     write_following(disk, Following(election.seat.address, False, "", election.member))
     register, document = election.register, election.document
@@ -143,7 +143,7 @@ class Candidate:
         """The last leader's process that has sent something."""
         self._last: Seat | None = None
         self._dead = ""
-        """A leader's process that has ended, as its machine says."""
+        """The last leader's process that is known to have ended, because its machine refuses connections."""
         self._promised_until = boottime() + PROMISE_S
         """Until then this node does not try to lead: an earlier process of it may have promised that just before its end."""
         self.member: Member
@@ -174,7 +174,7 @@ class Candidate:
             time.sleep(REST_S)
 
     def _seen(self) -> Seen:
-        """What the register holds. It is asked until it answers."""
+        """Read the register, again and again until it answers."""
         while True:
             try:
                 return self._register.read()
@@ -271,7 +271,7 @@ class Candidate:
         time.sleep(self._pause)
 
     def _is_dead(self, seat: Seat) -> None:
-        """The machine of a leader says that nobody listens there any more: its process has ended, and nothing was promised to others."""
+        """Note that a leader's process has ended, because its machine refuses connections. The promise to it is void then."""
         self._dead = seat.process
         self._promised_until = 0.0
         self._say(f"the leader at {seat.address} has ended")
@@ -279,14 +279,8 @@ class Candidate:
     def _look_whether_dead(self) -> None:
         """Look whether the last leader's process has ended, if its seat is free."""
         seat = self._last
-        if seat is None or seat.process == self._dead:
-            return
-        try:
-            socket.create_connection(address(seat.address), REST_S).close()
-        except ConnectionRefusedError:
+        if seat is not None and seat.process != self._dead and not answers(seat.address, REST_S):
             self._is_dead(seat)
-        except OSError:
-            pass
 
     def _heard(self, seat: Seat, sock: socket.socket) -> None:
         self._notify.alive()
@@ -296,13 +290,13 @@ class Candidate:
         self._promised_until = boottime() + PROMISE_S
 
     def _judge(self, own: list[str], leaders: list[str]) -> str:
-        """Say why this directory may not follow a leader with this history."""
+        """Return why this directory may not follow a leader with this history; "" if it may."""
         return why_not_elected(own, leaders, self._epoch)
 
     # -- elections -------------------------------------------------------------------------------------------------
 
     def _why_not(self, document: Document, seat: Seat | None) -> str:
-        """Say why this node may not try to lead; "" if it may."""
+        """Return why this node may not try to lead; "" if it may."""
         me = self.member.member
         if me not in document.members:
             return (
@@ -360,10 +354,10 @@ class Candidate:
         return Election(self._register, wanted, version, seat, held, inherited, before)
 
 
-def answers(text: str) -> bool:
-    """Return whether somebody listens at an address, or may do so without answering in time."""
+def answers(text: str, timeout_s: float = AGAIN_SILENCE_S) -> bool:
+    """Return False if the machine of an address says that nobody listens there. Without an answer in time somebody may."""
     try:
-        socket.create_connection(address(text), AGAIN_SILENCE_S).close()
+        socket.create_connection(address(text), timeout_s).close()
     except ConnectionRefusedError:
         return False
     except OSError:

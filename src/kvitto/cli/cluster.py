@@ -60,7 +60,9 @@ def add_parser(commands: Any) -> None:
     text = "start three nodes and an etcd on this machine, kill the leader while somebody publishes, and show what was lost"
     demo = actions.add_parser("demo", help=text, description=text)
     demo.add_argument("--kills", type=int, default=3, metavar="N", help="how often the leader is killed (default: 3)")
-    demo.add_argument("--program", metavar="PATH", help="the program etcd (default: the one in the path)")
+    demo.add_argument(
+        "--program", default="etcd", metavar="PATH", help="the program etcd (default: the one in the path)"
+    )
     demo.set_defaults(run=demonstration)
 
 

@@ -96,7 +96,7 @@ def keep_following(follower: Follower, host: str, port: int) -> NoReturn:
 
 
 def unheard() -> None:
-    """Nobody wants to know."""
+    """The `heard_of` of a follower that makes no promises."""
 
 
 def talk(

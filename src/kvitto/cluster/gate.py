@@ -18,7 +18,7 @@ class Waits(Protocol):
     """Says who has to have synced what is announced."""
 
     def reached(self, values: Mapping[str, int], most: int) -> int | None:
-        """Return the value, at most `most`, that all whom it takes have reached; None: somebody is missing.
+        """Return the value, at most `most`, that all required followers have reached. Return None if one of them is missing.
 
         `values`: what each follower that is in sync has reached, by its name.
         """
@@ -34,7 +34,7 @@ class Enough(Waits, Protocol):
 
 
 class Count:
-    """So many followers are enough, whichever they are: an operator sees to it that there are as many."""
+    """A fixed number of followers is enough, whichever they are. An operator sees to it that there are exactly that many."""
 
     def __init__(self, followers: int) -> None:
         self.followers = followers

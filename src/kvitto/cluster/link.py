@@ -50,7 +50,7 @@ class Behind(Exception):
 
 
 def never(_link: Link) -> bool:
-    """Take no connection for a silent one."""
+    """Return that a connection is not silent. This is the `is_silent` of a leader that does not measure it."""
     return False
 
 

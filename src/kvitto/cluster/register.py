@@ -67,7 +67,7 @@ class Seat:
 
 @dataclass(frozen=True)
 class Seen:
-    """What the register holds at one moment."""
+    """The content of the register at one moment."""
 
     identity: str
     """Which register this is. After it has been restored from a backup it is another one (R9)."""
@@ -87,11 +87,11 @@ class Register(Protocol):
         ...
 
     def change(self, document: Document, version: int) -> int | None:
-        """Store a document in place of the one of this version. Return its version, or None if the document has changed since."""
+        """Replace the document if it still has this version. Return the new version, or None if somebody has changed the document."""
         ...
 
     def elect(self, document: Document, version: int, seat: Seat, lease: str, old: Seat | None) -> int | None:
-        """Store a document as `change` does, and take the leader's seat in the same step. Nobody may sit there but `old`."""
+        """Replace the document as `change` does, and take the leader's seat in the same step. The seat has to be free, or that of `old`."""
         ...
 
     def sit_down_again(self, version: int, seat: Seat, lease: str) -> bool:

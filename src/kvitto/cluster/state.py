@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import secrets
 from dataclasses import asdict, dataclass, field
+from typing import TypeVar
 
 from kvitto.base.errors import StoreError
 from kvitto.cluster.records import StreamError
@@ -21,7 +22,9 @@ from kvitto.store.store import UNKNOWN_BOOT
 
 HISTORY_MAX = 500
 HISTORY_KEPT = 100
-"""Of the elections so many are remembered."""
+"""A directory remembers this many of the latest elections."""
+
+T = TypeVar("T")
 
 
 def new_id() -> str:
@@ -64,16 +67,11 @@ def begin_history(disk: Disk) -> list[str]:
 
 def read_following(disk: Disk) -> Following | None:
     """Read the file `follows`. Return None if the directory does not follow."""
-    if not disk.exists(paths.FOLLOWS):
-        return None
-    try:
-        return Following(**json.loads(disk.read_file(paths.FOLLOWS)))
-    except (ValueError, TypeError):
-        raise StoreError(f"{paths.FOLLOWS} cannot be read: follow with an empty directory") from None
+    return _read(disk, paths.FOLLOWS, Following, "follow with an empty directory")
 
 
 def write_following(disk: Disk, following: Following) -> None:
-    replace_small(disk, paths.FOLLOWS, json.dumps(asdict(following)).encode() + b"\n")
+    _write(disk, paths.FOLLOWS, following)
 
 
 @dataclass
@@ -91,20 +89,29 @@ class Member:
 
 def read_member(disk: Disk) -> Member | None:
     """Read the file `member`. Return None if the directory belongs to no cluster."""
-    if not disk.exists(paths.MEMBER):
-        return None
-    try:
-        return Member(**json.loads(disk.read_file(paths.MEMBER)))
-    except (ValueError, TypeError):
-        raise StoreError(f"{paths.MEMBER} cannot be read: join the cluster with an empty directory") from None
+    return _read(disk, paths.MEMBER, Member, "join the cluster with an empty directory")
 
 
 def write_member(disk: Disk, member: Member) -> None:
-    replace_small(disk, paths.MEMBER, json.dumps(asdict(member)).encode() + b"\n")
+    _write(disk, paths.MEMBER, member)
+
+
+def _read(disk: Disk, path: str, kind: type[T], advice: str) -> T | None:
+    """Read a file that holds one object of this kind. Return None if there is no such file, and raise StoreError if it cannot be read."""
+    if not disk.exists(path):
+        return None
+    try:
+        return kind(**json.loads(disk.read_file(path)))
+    except (ValueError, TypeError):
+        raise StoreError(f"{path} cannot be read: {advice}") from None
+
+
+def _write(disk: Disk, path: str, value: Following | Member) -> None:
+    replace_small(disk, path, json.dumps(asdict(value)).encode() + b"\n")
 
 
 def election_id(epoch: int) -> str:
-    """Return an id for the history of who was elected."""
+    """Return a new entry for the history of a directory that has been elected in this epoch."""
     return f"{epoch}:{new_id()}"
 
 

@@ -147,7 +147,7 @@ def kvitto(call: Call) -> dict[str, Any]:
 
 
 def replication(call: Call) -> dict[str, Any]:
-    """Return who follows, and of a cluster that elects its leaders what its register holds."""
+    """Return the followers and, in a cluster that elects its leader, the content of its document."""
     host = call.api.host
     followers = [
         {

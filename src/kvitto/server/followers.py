@@ -12,6 +12,7 @@ import logging
 import os
 import socket
 import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
@@ -198,8 +199,8 @@ class Followers:
         return time.monotonic() - self._received_at.get(link, 0.0)
 
     def _awake(self) -> dict[str, int]:
-        """Return up to which byte of the stream each follower has everything that is in sync and not silent, by its name."""
-        return {link.member: link.behind_at for link in in_sync(self.links) if self._silent_s(link) < SILENT_S}
+        """Return `synced_bytes` of the followers that are in sync and not silent."""
+        return synced_bytes(link for link in in_sync(self.links) if self._silent_s(link) < SILENT_S)
 
     @property
     def in_sync(self) -> set[str]:
@@ -207,7 +208,7 @@ class Followers:
         return set(self._awake())
 
     def _look_at_members(self) -> None:
-        """Have the register told who is in sync, if that has changed."""
+        """Ask the register to change the members, if others are in sync than it says."""
         if self.tenure is not None:
             self.tenure.look(self.links, self._gate.announced if self._gate is not None else self.ring.next)
 
@@ -246,7 +247,7 @@ class Followers:
             self.tenure.heard(self.links)
         if self._gate is not None:
             self._gate.look(self.links)
-            self._look_at_lag({link.member: link.behind_at for link in in_sync(self.links)})
+            self._look_at_lag(synced_bytes(in_sync(self.links)))
 
     def _look_who_is_in_sync(self) -> None:
         """Block publishers while too few followers are in sync. A silent follower does not count."""
@@ -317,7 +318,7 @@ class Followers:
 
     def _wake(self) -> None:
         if self._gate is not None and not self._lagging and self.ring.total - self._reached > SLOW_BYTES:
-            self._look_at_lag({link.member: link.behind_at for link in in_sync(self.links)})
+            self._look_at_lag(synced_bytes(in_sync(self.links)))
         for event in self._wakes.values():
             event.set()
 
@@ -423,6 +424,11 @@ class Followers:
                 state = link.state
                 log.info("follower %s is %s", link.where, state)
                 self._look_at_members()
+
+
+def synced_bytes(links: Iterable[Link]) -> dict[str, int]:
+    """Return up to which byte of the stream each of these followers has synced everything, by its name."""
+    return {link.member: link.behind_at for link in links}
 
 
 def set_up(writer: asyncio.StreamWriter) -> None:

@@ -16,21 +16,21 @@ from kvitto.cluster.register import Register, RegisterError, Seat, Seen, Unanswe
 log = logging.getLogger("kvitto")
 
 TTL_S = 5
-"""The seat of a leader that does not renew its lease is free after this time. etcd makes at least 2 of less."""
+"""The seat of a leader becomes free if the leader does not renew its lease for this time. etcd does not allow less than 2 s."""
 AGAIN_S = 0.3
 """A renewal that has failed is tried again after this time."""
 MARGIN_S = 0.7
-"""A leader stops so long before its lease ends, as clocks may go at slightly different speeds."""
+"""A leader stops serving clients this long before its lease ends, because the clocks of two machines run at slightly different speeds."""
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def well() -> bool:
-    """Take the broker for well."""
+    """Say that the broker is well: nothing watches it yet."""
     return True
 
 
 def unheard(_seen: Seen) -> None:
-    """Nobody wants to know what the register holds."""
+    """The `on_seen` of a lease before its server has started."""
 
 
 def boottime() -> float:
@@ -45,12 +45,12 @@ class Lease:
         self._seat = seat
         self._lease = lease
         self.until = sent + TTL_S - MARGIN_S
-        """Nobody else sits down before this time, by `boottime`."""
+        """No other node can take the seat before this time of `boottime`."""
         self.version: Callable[[], int] = int
         """Returns the version of the document by which this node leads."""
         self.is_well: Callable[[], bool] = well
         self.on_seen: Callable[[Seen], None] = unheard
-        """Called in the thread with what the register holds, after each renewal."""
+        """The thread calls this with the content of the register after each renewal."""
         self._ended = threading.Event()
         self._said = ""
         self._thread = threading.Thread(target=self._run, name="kvitto-lease", daemon=True)

@@ -17,10 +17,11 @@ from dataclasses import dataclass
 
 from kvitto.base.errors import StoreError
 from kvitto.cluster.follower import Inherited
-from kvitto.cluster.gate import in_sync
+from kvitto.cluster.gate import acknowledged, in_sync
 from kvitto.cluster.link import Link
 from kvitto.cluster.membership import Membership
 from kvitto.cluster.register import Document, Register, Seat, Seen
+from kvitto.cluster.ring import nothing
 from kvitto.server.lease import MARGIN_S, Lease, boottime
 
 log = logging.getLogger("kvitto")
@@ -30,7 +31,7 @@ GRACE_S = 0.25
 START_GRACE_S = 1.0
 """At the beginning members get this much time to find the new leader."""
 SILENT_S = 3.0
-"""A member that has acknowledged nothing for this time is removed. It does so four times a second."""
+"""A member is removed if it has acknowledged nothing for this time. A member that works acknowledges something four times a second."""
 AGAIN_S = 0.5
 """A register that has not answered is asked again after this time."""
 PROMISE_S = 5.0
@@ -78,17 +79,18 @@ class Tenure:
         self._before = election.before
         self._began = time.monotonic()
         self._missing: dict[str, float] = {}
-        """Since when each member that is not in sync has not been."""
+        """The time at which each missing member was first found to be missing."""
         self._acknowledged: dict[str, tuple[int, float]] = {}
-        """What each member has acknowledged, and since when it has not acknowledged more."""
+        """The highest place that each member has acknowledged, and the time at which it did."""
         self._marks: deque[tuple[int, float]] = deque(maxlen=MARKS_MAX)
-        """Places of the stream, and when they were the next ones: who acknowledges the record of such a place got it after that."""
+        """Some times, each with the place that was the stream's next one then. The record of that place was sent later, so a follower that
+        acknowledges it has heard of this leader after that time."""
         self._promised_until = 0.0
         self._promised_by: set[str] = set()
         self._again_at = 0.0
         self._worker = ThreadPoolExecutor(1, "kvitto-register")
         self.on_change: Callable[[], None] = nothing
-        """Called when the members are others."""
+        """Called when the members have changed."""
         self.on_end: Callable[[str], None] = ended
         """Called when the register says that this node leads no more."""
 
@@ -126,7 +128,7 @@ class Tenure:
     # -- who is in sync --------------------------------------------------------------------------------------------
 
     def look(self, links: Iterable[Link], announced: int) -> None:
-        """Ask the register for the members that should be. `announced`: the place behind what has been confirmed."""
+        """Ask the register for a change if others should be members. `announced`: the place behind what has been confirmed."""
         links = list(links)
         now = time.monotonic()
         following = self._note_missing(links)
@@ -154,9 +156,9 @@ class Tenure:
         return following
 
     def _is_late(self, link: Link, now: float) -> bool:
-        """Return whether a member says nothing, or has acknowledged nothing for a while of what has been there for so long.
+        """Return whether a member is silent, or has not acknowledged anything new for SILENT_S although older records wait for that.
 
-        One whose disk is full connects again and again, and gets no further.
+        A member whose disk is full is not silent: it connects again and again, and gets no further.
         """
         found, since = self._acknowledged.get(link.member, (-1, now))
         if link.acknowledged > found:
@@ -194,7 +196,7 @@ class Tenure:
         self.on_change()
 
     def _saw(self, seen: Seen) -> None:
-        """What the register held after a renewal of the lease."""
+        """Look at the register's content after a renewal of the lease: has another node been elected?"""
         self.membership.saw(seen)
         self._end_if_over()
 
@@ -221,7 +223,7 @@ class Tenure:
         others = self.membership.waits.union(self.others())
         if others != self._promised_by:
             self._promised_by, self._promised_until = others, 0.0
-        found = {link.member: link.acknowledged for link in in_sync(links)}
+        found = acknowledged(links)
         if not others <= found.keys():
             return
         least = min((found[member] for member in others), default=0)
@@ -234,9 +236,5 @@ class Tenure:
         return now < self.lease.until or now < self._promised_until or self.membership.alone
 
 
-def nothing() -> None:
-    """Nobody wants to know."""
-
-
 def ended(_why: str) -> None:
-    """Nobody wants to know."""
+    """The `on_end` of a tenure that nobody watches."""

@@ -38,7 +38,7 @@ class Member(Node):
         self._etcd = etcd
         self._key = key
         self.leads_since = 0.0
-        """When it said that it leads, 0 if it does not."""
+        """The time at which the node said that it leads, 0 if it does not lead."""
 
     def begin(self) -> None:
         command = [*kvitto_command(), "serve", "--data-dir", str(self.data), "--port", str(self.port)]
@@ -48,7 +48,7 @@ class Member(Node):
         threading.Thread(target=self._read, args=(self._process,), daemon=True).start()
 
     def _read(self, process: subprocess.Popen[str]) -> None:
-        """Note when the node says that it leads, and when that it does not any more."""
+        """Read the node's output, and note when it begins to lead and when it stops."""
         assert process.stdout is not None
         with suppress(ValueError):  # it may be closed when the node has ended
             for line in process.stdout:
@@ -56,7 +56,7 @@ class Member(Node):
                     self.leads_since = time.monotonic() if line.startswith("kvitto ready") else 0.0
 
     def _wait_ready(self) -> None:
-        """A node that follows serves nobody."""
+        """Do not wait: a node that follows serves no clients."""
 
 
 class KvittoCluster(Node):
@@ -64,8 +64,10 @@ class KvittoCluster(Node):
 
     name = "Kvitto cluster"
 
-    def __init__(self, place: Path, count: int) -> None:
+    def __init__(self, place: Path, count: int, program: str = "etcd") -> None:
+        """`program`: the name or the path of etcd."""
         super().__init__(place)
+        self._program = program
         client, self._peer = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
         self._client = self.etcd_url = client
         key = place / "key"
@@ -87,9 +89,9 @@ class KvittoCluster(Node):
                 node.begin()
 
     def _start_etcd(self) -> None:
-        program = shutil.which("etcd")
+        program = shutil.which(self._program)
         if program is None:
-            raise BrokerFailed(f"etcd is not installed; install it with: {INSTALL_ETCD}")
+            raise BrokerFailed(f"there is no program {self._program}; install it with: {INSTALL_ETCD}")
         command = [program, "--data-dir", str(self.place / "etcd"), "--name", "one"]
         command += ["--listen-client-urls", self._client, "--advertise-client-urls", self._client]
         command += ["--listen-peer-urls", self._peer, "--initial-advertise-peer-urls", self._peer]
@@ -142,7 +144,7 @@ class KvittoCluster(Node):
         return all(node.running for node in self.nodes if node not in self._dead)
 
     def stop(self) -> int:
-        """End the leader in order; another one leads then."""
+        """Stop the leader in order. Another node is elected then."""
         return self._ended(self.leader, lambda node: node.stop())
 
     def kill(self) -> None:

@@ -56,7 +56,7 @@ class Fault:
 
 
 def fault(seed: int, cycle: int, kinds: tuple[str, ...], gap_s: float = 0.0, nodes: bool = False) -> Fault:
-    """Return the fault of one cycle. With `gap_s` there is load for about this time before it. `nodes`: of a cluster."""
+    """Return the fault of one cycle. With `gap_s` there is load for about this time before it. `nodes`: whether a cluster is tortured."""
     rng = random.Random(f"{seed}/{cycle}")
     kind = rng.choice(kinds)
     least, most = MUTED_S if kind == HALF_OPEN else FROZEN_OF_NODES_S if nodes else FROZEN_S

@@ -212,7 +212,7 @@ def _count_new(plan: Plan) -> None:
 
 
 def _keys(items: list[dict[str, Any]], names: Iterable[str]) -> set[tuple[str, ...]]:
-    """Return what tells the objects of one kind apart."""
+    """Return the values that identify each of these objects among those of its kind."""
     return {tuple(str(item.get(name)) for name in names) for item in items}
 
 
