@@ -18,7 +18,7 @@ from typing import NoReturn
 
 from kvitto.base.clock import SystemClock
 from kvitto.base.config import Config, address
-from kvitto.base.errors import StoreError, StoreFull
+from kvitto.base.errors import StoreFull
 from kvitto.cli.following import AGAIN_S, Stopped, stop, talk
 from kvitto.cluster.follower import Follower
 from kvitto.cluster.handshake import Refused, read_key
@@ -59,7 +59,7 @@ AGAIN_MAX_S = 1.0
 
 
 def run_node(config: Config, lead: Callable[[Election], int]) -> int:
-    """Follow and lead until a signal. `lead` runs a broker. Raises Refused, StoreError, ConfigError or RegisterError."""
+    """Follow and lead until a signal. `lead` runs a broker. Raises Refused, StoreError or ConfigError."""
     disk = RealDisk(str(config.data_dir))
     refuse_inside(disk)
     disk.makedirs("")
@@ -386,17 +386,3 @@ class Watch:
 
     def stop(self) -> None:
         self._ended.set()
-
-
-def refuse_member(disk: Disk) -> None:
-    """Raise Refused if a directory belongs to a cluster, which may have gone on without it."""
-    try:
-        own = read_member(disk) if disk.exists("") else None
-    except StoreError:
-        own = Member("", "")
-    if own is not None:
-        where = getattr(disk, "root", "the directory")
-        raise Refused(
-            f"{where} belongs to a cluster: serve it with --etcd. If the cluster is gone for good, `kvitto promote {where}` makes a "
-            "broker of it that stands alone"
-        )

@@ -17,10 +17,10 @@ from kvitto.base.build import compiled, how_to_compile
 from kvitto.base.config import Config, ConfigError
 from kvitto.base.errors import StoreError
 from kvitto.base.log import set_up as set_up_log
-from kvitto.cli.candidate import refuse_member, run_node
 from kvitto.cli.following import follow
 from kvitto.cli.options import add_options, config_of
 from kvitto.cluster.handshake import Refused
+from kvitto.cluster.promotion import refuse_member
 from kvitto.server.garbage import clean_up, spare_the_loop
 from kvitto.server.listening import in_url
 from kvitto.server.notify import Notify
@@ -55,6 +55,8 @@ def run(args: argparse.Namespace) -> int:
             log.warning("%s", note)
         raise_file_limit()
         if config.etcd:
+            from kvitto.cli.candidate import run_node  # with the client of etcd, which no other start needs
+
             return run_node(config, lambda election: run_loop(serve(config, election)))
         refuse_member(RealDisk(str(config.data_dir)))
         if config.follow:

@@ -4,14 +4,17 @@ gone.
 
 from __future__ import annotations
 
+from kvitto.base.errors import StoreError
 from kvitto.cluster.handshake import Refused
 from kvitto.cluster.state import (
     HISTORY_KEPT,
+    Member,
     election_id,
     forget_boot,
     new_id,
     read_following,
     read_history,
+    read_member,
     write_history,
 )
 from kvitto.store import paths
@@ -77,3 +80,17 @@ def begin_epoch(disk: Disk, epoch: int) -> None:
     if following is not None:
         disk.unlink(paths.FOLLOWS)
         disk.sync_dir("")
+
+
+def refuse_member(disk: Disk) -> None:
+    """Raise Refused if a directory belongs to a cluster, which may have gone on without it."""
+    try:
+        own = read_member(disk) if disk.exists("") else None
+    except StoreError:
+        own = Member("", "")
+    if own is not None:
+        where = getattr(disk, "root", "the directory")
+        raise Refused(
+            f"{where} belongs to a cluster: serve it with --etcd. If the cluster is gone for good, `kvitto promote {where}` makes a "
+            "broker of it that stands alone"
+        )
