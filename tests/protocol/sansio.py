@@ -11,6 +11,7 @@ from kvitto.broker.broker import Broker
 from kvitto.protocol.connection import Connection
 from kvitto.protocol.hub import Hub
 from kvitto.store.commit import Commit
+from kvitto.store.segment import Segment
 from kvitto.store.store import Store
 from kvitto.wire import methods as m
 from kvitto.wire.buf import Buf
@@ -112,12 +113,16 @@ class ProtocolHarness:
     """The time of a turn. Without a limit what a turn does depends on no clock of the machine; with NO_TIME_S it does the least."""
 
     def __init__(
-        self, disk: SimDisk | None = None, clock: ManualClock | None = None, limits: Limits = DEFAULTS
+        self,
+        disk: SimDisk | None = None,
+        clock: ManualClock | None = None,
+        limits: Limits = DEFAULTS,
+        counted: dict[str, Segment] | None = None,
     ) -> None:
         self.limits = limits
         self.disk = disk or SimDisk()
         self.clock = clock or ManualClock()
-        self.store = Store(self.disk, self.clock)
+        self.store = Store(self.disk, self.clock, counted=counted)
         try:
             self._start()
         except StoreError as error:

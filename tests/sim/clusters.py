@@ -98,7 +98,8 @@ class Leading(ProtocolHarness):
         self.ring = inherited.ring if inherited is not None else Ring(cluster.rng.choice(RINGS))
         until = self.ring.next
         self.tapped = LeaderDisk(disk, self.ring, inherited.tree if inherited is not None else None)
-        super().__init__(self.tapped, clock)  # type: ignore[arg-type]
+        counted = inherited.counted if inherited is not None else None
+        super().__init__(self.tapped, clock, counted=counted)  # type: ignore[arg-type]
         self.leader = Leader(self.tapped, self.ring, KEY)
         self.leader.session, self.leader.cluster = cluster.new_session(), CLUSTER
         self.leader.continued = (inherited.session, until) if inherited is not None else None
@@ -146,6 +147,8 @@ class Node:
         self.link: Link | None = None
         self.elected = 0
         """The epoch in which the node was elected. It follows nobody from then on."""
+        self.left = 0
+        """The epoch whose leader has told the node that it ended in order."""
         self.follower: Follower
         self.begin()
 
@@ -199,6 +202,20 @@ class Node:
             if back:
                 self.cluster.acknowledged()
 
+    def hear_of_the_end(self, leader: Leader) -> None:
+        """Take everything, and hear that the leader has ended in order."""
+        end = leader.ring.put(Kind.TIME, 0, 0, ()) + 1
+        for _ in range(CALM_MAX):
+            self.pump()
+            self.deliver(1 << 20)
+            if self.link is not None and self.link.leave(end):
+                break
+        self.pump()
+        self.deliver(1 << 20)
+        if self.follower.left:
+            self.cluster.result.notes["ends in order"] += 1
+            self.left = self.cluster.led
+
     @property
     def idle(self) -> bool:
         return not self._to_leader and not self._to_follower
@@ -236,13 +253,14 @@ class Cluster:
 
     # -- the leader --------------------------------------------------------------------------------------------------
 
-    def elect(self, name: str, disk: SimDisk) -> None:
+    def elect(self, name: str, disk: SimDisk, node: Node | None = None) -> None:
         """Somebody is elected, and notes that."""
         register = self.register
+        in_order = node is not None and node.follower.left and node.left == register.document.epoch
         assert name in register.document.members
         assert register.store(register.document.elected(name), register.version) is not None
         with SeededIds.others(self.rng):
-            begin_epoch(disk, register.document.epoch)
+            begin_epoch(disk, register.document.epoch, in_order)
 
     def lead(self, leading: Leading) -> None:
         self.leading, self.me = leading, self.next
@@ -355,7 +373,7 @@ class Cluster:
             ):
                 self.result.tried += 1
                 with finding(self.result, f"{node.name} after a {how}"), SeededIds.others(rng):
-                    begin_epoch(image, self.register.document.epoch + 1)
+                    begin_epoch(image, self.register.document.epoch + 1, False)
                     check_start(image, world.clock, world.ledger)
 
     # -- when nothing goes wrong -------------------------------------------------------------------------------------
@@ -458,8 +476,14 @@ class ClusterRun(SimulatedRun):
 
     def found_after(self, old: SimDisk, kind: str) -> SimDisk:
         """Somebody who may be elected is, if that has not happened yet; the leader of before follows, if it is another one."""
-        found, cluster = super().found_after(old, kind), self.cluster
+        cluster = self.cluster
         rng, document = cluster.rng, cluster.register.document
+        if kind == "order" and cluster.leading is not None:
+            cluster.gate = None
+            for follower in [node for node in cluster.nodes if not node.elected and rng.random() < 0.7]:
+                with finding(cluster.result, "an end in order"), SeededIds.others(rng):
+                    follower.hear_of_the_end(cluster.leading.leader)
+        found = super().found_after(old, kind)
         before, cluster.leading = cluster.me, None
         elected = [node for node in cluster.nodes if node.elected == document.epoch]
         able = elected or [node for node in cluster.nodes if node.name in document.members]
@@ -476,7 +500,7 @@ class ClusterRun(SimulatedRun):
             if rng.random() < 0.3:
                 node.crash()
             node.follower.settle()
-            cluster.elect(node.name, node.disk)
+            cluster.elect(node.name, node.disk, node)
         with SeededIds.others(rng):
             if rng.random() < 0.5:
                 go_on_alone(found, self.clock)

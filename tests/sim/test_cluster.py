@@ -91,10 +91,10 @@ def acknowledge_unsynced(self: Follower, number: int) -> bool:
     return True
 
 
-def begin_quietly(disk: Any, epoch: int) -> None:
+def begin_quietly(disk: Any, epoch: int, in_order: bool) -> None:
     """R4: the epoch is not stored by who leads in it."""
     history = read_history(disk)
-    begin_epoch(disk, epoch)
+    begin_epoch(disk, epoch, in_order)
     write_history(disk, history or ["0:first"])
 
 

@@ -93,7 +93,8 @@ class LogHarness:
         assert self.store.failed is None
 
     def settle_down(self) -> None:
-        while self.store.commits.dirty:
+        while self.store.commits.dirty or self.store.has_work():
+            self.store.work()
             self.sync()
 
     def kill(self) -> Recovered:

@@ -242,7 +242,7 @@ class Broker(Turning):
         for queue in self.queues.values():
             hold.restore(queue)
             brought = queue.next - ends[queue]
-            if brought and (self.store.ending.power_cut or queue.log.damaged or self.faults.was_out(queue)):
+            if brought and (self.store.ending.in_doubt or queue.log.damaged or self.faults.was_out(queue)):
                 # the message may have been delivered before a power cut, damage or a fault removed it from the queue (A9)
                 queue.flag_from(ends[queue])
             queue.mark_dirty()

@@ -144,7 +144,8 @@ class Candidate:
         self._last: Seat | None = None
         self._dead = ""
         """The last leader's process that is known to have ended, because its machine refuses connections."""
-        self._promised_until = boottime() + PROMISE_S
+        self._heard_at = boottime()
+        self._promised_until = self._heard_at + PROMISE_S
         """Until then this node does not try to lead: an earlier process of it may have promised that just before its end."""
         self.member: Member
 
@@ -241,14 +242,17 @@ class Candidate:
             follower = self._follower = Follower(
                 self._disk, SystemClock(), self._key, seat.address, log.info, self._judge, self.member
             )
-        follower.where = seat.address
+        follower.where, follower.left = seat.address, False
         watch, why, before = None, "", follower.place
         try:
             with socket.create_connection(address(seat.address), AGAIN_SILENCE_S) as sock:
-                watch = Watch(self._register, seat, sock)
+                watch = Watch(self._register, seat, sock, self._silent_s)
                 silence = AGAIN_SILENCE_S if self._followed == seat.process else SILENCE_S
                 talk(follower, sock, silence, lambda: self._heard(seat, sock))
             why = "the leader has closed the connection"
+            if follower.left:
+                self._is_dead(seat)
+                return
         except ConnectionRefusedError as error:
             why = str(error)
             if self._followed == seat.process:
@@ -287,7 +291,12 @@ class Candidate:
         if sock.gettimeout() != SILENCE_S:
             sock.settimeout(SILENCE_S)
         self._followed, self._last = seat.process, seat
-        self._promised_until = boottime() + PROMISE_S
+        self._heard_at = boottime()
+        self._promised_until = self._heard_at + PROMISE_S
+
+    def _silent_s(self) -> float:
+        """Return for how long nothing has come from the leader."""
+        return boottime() - self._heard_at
 
     def _judge(self, own: list[str], leaders: list[str]) -> str:
         """Return why this directory may not follow a leader with this history; "" if it may."""
@@ -321,8 +330,10 @@ class Candidate:
         """Try to be elected. Return None if another one was, or nobody."""
         document = seen.document
         assert document is not None
-        if self._follower is not None:
-            self._follower.settle()
+        follower = self._follower
+        if follower is not None:
+            follower.settle()
+        in_order = follower is not None and follower.left and document.epoch == self._epoch
         me = self.member.member
         config = self._config
         host, port = config.advertised
@@ -344,11 +355,11 @@ class Candidate:
             return None
         held = Lease(self._register, seat, lease, sent)
         try:
-            begin_epoch(self._disk, wanted.epoch)
+            begin_epoch(self._disk, wanted.epoch, in_order)
         except BaseException:
             held.stop(give_up=True)
             raise
-        inherited = self._follower.inherit() if self._follower is not None else None
+        inherited = follower.inherit() if follower is not None else None
         before = document.leader if document.leader != me else ""
         log.info("elected: this node leads epoch %d", wanted.epoch)
         return Election(self._register, wanted, version, seat, held, inherited, before)
@@ -366,9 +377,11 @@ def answers(text: str, timeout_s: float = AGAIN_SILENCE_S) -> bool:
 
 
 class Watch:
-    """Ends the connection to a leader that leads no more, and has not noticed."""
+    """Ends the connection to a leader that leads no more and has not noticed, or that is silent and has lost its lease."""
 
-    def __init__(self, register: Register, seat: Seat, sock: socket.socket) -> None:
+    def __init__(self, register: Register, seat: Seat, sock: socket.socket, silent_s: Callable[[], float]) -> None:
+        """`silent_s` returns for how long nothing has come from the leader."""
+        self._silent_s = silent_s
         self._register = register
         self._seat = seat
         self._sock = sock
@@ -376,10 +389,11 @@ class Watch:
         threading.Thread(target=self._run, name="kvitto-watch", daemon=True).start()
 
     def _run(self) -> None:
-        while not self._ended.wait(WATCH_S):
+        while not self._ended.wait(REST_S if self._silent_s() > WATCH_S else WATCH_S):
             with suppress(Unanswered, RegisterError):
                 seat = self._register.read().seat
-                if seat is not None and seat.process != self._seat.process and not self._ended.is_set():
+                over = self._silent_s() > WATCH_S if seat is None else seat.process != self._seat.process
+                if over and not self._ended.is_set():
                     with suppress(OSError):
                         self._sock.shutdown(socket.SHUT_RDWR)
                     return

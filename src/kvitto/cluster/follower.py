@@ -8,6 +8,7 @@ directory is neither the one nor the other, and is marked as such; what goes the
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -45,11 +46,11 @@ from kvitto.cluster.state import (
     write_history,
 )
 from kvitto.cluster.tree import Node, Tree, parent, walk
-from kvitto.format.layouts import BATCH, BATCH_MAGIC, SEGMENT_MAGIC
+from kvitto.format.layouts import BATCH, BATCH_MAGIC, FOOTER_MAGIC, SEGMENT_MAGIC
 from kvitto.store import paths
 from kvitto.store.batch import BatchHeader
 from kvitto.store.disk import Disk, File
-from kvitto.store.segment import HEADER, header_is_valid, salts, valid_at
+from kvitto.store.segment import HEADER, Segment, header_is_valid, salts, valid_at
 
 OPEN_MAX = 200
 """At most this many files without unsynced bytes stay open."""
@@ -59,13 +60,15 @@ KEPT_MS = 24 * 3600 * 1000
 """What was replaced is kept this long."""
 LOOK_MS = 3600 * 1000
 COPY_BYTES = 1 << 20
-UNKNOWN = -1
+LEARN_MS = 250
+LEARNED_BYTES = 32 << 20
+"""Every LEARN_MS so many bytes of segments are read that were there before."""
 
 
 class Copy(Node):
     """A file of the follower."""
 
-    __slots__ = ("file", "original", "salt", "verified")
+    __slots__ = ("file", "learned", "original", "segment")
 
     def __init__(self, number: int, length: int = 0) -> None:
         super().__init__(number, length)
@@ -73,9 +76,10 @@ class Copy(Node):
         self.original = 0
         """While files are compared: how many bytes the follower had before that are not known to be the leader's. They are kept if they are
         replaced."""
-        self.verified = UNKNOWN
-        """The position up to which the batches of a segment have been verified."""
-        self.salt: int | None = None
+        self.learned = False
+        """Whether it is known what the file begins with, and `segment` says what has been verified of it."""
+        self.segment: Segment | None = None
+        """The batches that have been verified and counted, None if the file is no segment, or one that is sealed or damaged."""
 
 
 @dataclass
@@ -88,6 +92,8 @@ class Inherited:
     """The last records of the stream. Those of the new leader come behind them."""
     tree: Tree
     """The files, by the numbers that they have in the stream."""
+    counted: dict[str, Segment]
+    """The segments whose batches have been verified and counted, by path: a start need not read those again."""
 
 
 class Follower:
@@ -133,6 +139,8 @@ class Follower:
         """The place behind the last sync point that has been carried out."""
         self.copying = False
         """Whether files are being compared, and the directory is neither the old one nor the new one."""
+        self.left = False
+        """Whether the leader has ended in order, and this directory is what its directory was then."""
         self.heard = 0
         """The number of records and frames that have been received."""
         self._due = False
@@ -147,6 +155,9 @@ class Follower:
         self._moved = 0
         self._looked_ms = 0
         self._open: dict[int, None] = {}
+        self._unlearned: deque[int] = deque()
+        """The files that were there before, and of which it is not known whether there are batches to be counted."""
+        self._learned_ms = 0
         self._names: list[Record] = []
         self._inbox = Inbox()
         self._decoder: Decoder | None = None
@@ -164,6 +175,7 @@ class Follower:
         """Begin a connection. Return the bytes to send first."""
         if self.copying:
             self._forget()
+        self.left = False
         self._inbox, self._decoder = Inbox(), None
         self._names = []
         self._step, self._nonce = self._greeted, handshake.nonce()
@@ -184,6 +196,8 @@ class Follower:
             return
         for record in self._decoder.feed(data):
             yield from self._take(record)
+        if self._unlearned and self.session and self.clock.monotonic_ms() - self._learned_ms >= LEARN_MS:
+            self._learn_some()
         if self._due:
             self._due = False
             yield self._acknowledgement()
@@ -267,7 +281,10 @@ class Follower:
             return None
         for number in list(self._open):
             self._close(self.nodes[number])
-        return Inherited(self.session, self._kept, self.tree)
+        counted = {
+            path: node.segment for node in self.nodes.values() if node.segment is not None for path in node.paths[:1]
+        }
+        return Inherited(self.session, self._kept, self.tree, counted)
 
     def _forget(self) -> None:
         """Forget places and numbers of files, which belong to an earlier run of the leader."""
@@ -276,6 +293,7 @@ class Follower:
             self._close(self.nodes[number])
         self.tree, self.nodes = Tree(), {}
         self._dirty, self._changed = {}, {}
+        self._unlearned.clear()
 
     def _sums(self) -> Iterator[bytes]:
         """Yield the checksums of all files of this directory."""
@@ -327,6 +345,8 @@ class Follower:
             yield self._acknowledgement()
         elif kind == Kind.REFUSED:
             raise Refused(f"{self.where}: {record.payload.decode(errors='replace')}")
+        elif kind == Kind.LEFT:
+            self.left = record.position == self.place == self.synced
         elif kind != Kind.ALIVE:
             raise StreamError(f"a frame of kind {kind} that does not belong here")
 
@@ -355,7 +375,9 @@ class Follower:
             if self.copying:
                 self._keep(node, position)
             self._file(node).truncate(position)
-            node.length, node.verified = position, min(node.verified, position)
+            node.length = position
+            if node.segment is not None and position < node.segment.size:
+                node.learned, node.segment = False, None
             self._dirty[number] = None
         elif kind == Kind.OPEN:
             self._make(payload.decode(), number)
@@ -521,42 +543,68 @@ class Follower:
         if not is_segment(node.paths[0]):
             return
         at = 0
-        if node.verified == UNKNOWN:
+        if not node.learned:
             if position == 0 and len(data) >= HEADER:
-                self._learn_salt(node, data[:HEADER])
+                self._begin_counting(node, data[:HEADER])
                 at = HEADER
             else:
                 self._learn(node)
-        if node.salt is None or position + at != node.verified:
+        segment = node.segment
+        if segment is None or position + at != segment.size:
             return
         while (size := batch_size(data, at)) and at + size <= len(data):
-            if not valid_at(data, at, BatchHeader(data, at), node.salt):
-                raise StreamError(f"a batch of {node.paths[0]} at {position + at} that does not fit its checksum")
+            self._count(node, segment, data, at)
             at += size
-            node.verified += size
+        if data.startswith(FOOTER_MAGIC, at):
+            node.segment = None  # it is sealed, and says itself what is in it
 
-    def _learn_salt(self, node: Copy, head: bytes) -> None:
-        node.verified = HEADER
-        node.salt = salts(head)[0] if header_is_valid(head, SEGMENT_MAGIC) else None
+    def _begin_counting(self, node: Copy, head: bytes) -> None:
+        node.learned, node.segment = True, None
+        if header_is_valid(head, SEGMENT_MAGIC):
+            node.segment = Segment(paths.base_of(node.paths[0].rpartition("/")[2]))
+            node.segment.salt = salts(head)[0]
+
+    def _count(self, node: Copy, segment: Segment, data: bytes, at: int) -> None:
+        """Verify a batch that is the next one of its segment, and is at `at` in `data`. Raises StreamError."""
+        head = BatchHeader(data, at)
+        if not valid_at(data, at, head, segment.salt) or head.first < segment.end:
+            raise StreamError(f"a batch of {node.paths[0]} at {segment.size} that does not fit its checksum")
+        segment.count_batch(head, segment.size)
 
     def _learn(self, node: Copy) -> None:
         """Find out where the batches end in a segment that existed before. Damage in it was not caused by this connection."""
-        self._learn_salt(node, self._file(node).read_at(0, HEADER))
+        file = self._file(node)
+        self._begin_counting(node, file.read_at(0, HEADER))
+        segment = node.segment
+        if segment is None:
+            return
+        segment.file = file
+        if segment.read_footer():
+            node.segment = None
+            return
+        segment.file = None
         try:
             self._verify_rest(node)
         except StreamError:
-            node.salt = None
+            node.segment = None
 
     def _verify_rest(self, node: Copy) -> None:
         """Verify the batches that have been written in parts: the header of a large batch is written last."""
-        if node.salt is None or node.verified == UNKNOWN or node.verified >= node.length:
+        segment = node.segment
+        if segment is None or segment.size >= node.length:
             return
         file = self._file(node)
-        while (size := batch_size(file.read_at(node.verified, BATCH.size), 0)) and node.verified + size <= node.length:
-            data = file.read_at(node.verified, size)
-            if not valid_at(data, 0, BatchHeader(data, 0), node.salt):
-                raise StreamError(f"a batch of {node.paths[0]} at {node.verified} that does not fit its checksum")
-            node.verified += size
+        while (size := batch_size(file.read_at(segment.size, BATCH.size), 0)) and segment.size + size <= node.length:
+            self._count(node, segment, file.read_at(segment.size, size), 0)
+
+    def _learn_some(self) -> None:
+        """Look into some of the segments that were there before, so that a start of this directory need not (`Inherited.counted`)."""
+        left, self._learned_ms = LEARNED_BYTES, self.clock.monotonic_ms()
+        while self._unlearned and left > 0:
+            node = self.nodes.get(self._unlearned.popleft())
+            if node is not None and node.paths and not node.learned and is_segment(node.paths[0]):
+                self._learn(node)
+                left -= node.length if node.segment is not None else 0
 
     # -- comparing and copying -------------------------------------------------------------------------------------
 
@@ -686,7 +734,7 @@ class Follower:
         for number, node in self.nodes.items():
             self._file(node).sync()
             self._dirty.pop(number, None)
-            node.original, node.verified = 0, UNKNOWN
+            node.original, node.learned, node.segment = 0, False, None
             if len(self._open) >= OPEN_MAX:
                 self._close_some()
         self._sync_aside()
@@ -696,6 +744,7 @@ class Follower:
         write_following(self.disk, self.following)
         self.session, self.copying = self._session, False
         self.synced, self._dirty, self._changed = self.place, {}, {}
+        self._unlearned = deque(self.nodes)
         moved = f"; {self._moved} bytes that were here and not there are in {self._aside}" if self._moved else ""
         self._aside = ""
         self._drop_replaced()

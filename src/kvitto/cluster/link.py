@@ -229,6 +229,13 @@ class Link:
         else:
             raise StreamError(f"a frame of kind {kind} that does not belong here")
 
+    def leave(self, end: int) -> bool:
+        """Tell the follower that this leader has ended in order, if it has everything up to `end`, where the stream ends."""
+        if self.state != "following" or self.replaced or self.acknowledged < end:
+            return False
+        self._out.append(self._frames.encode(Kind.LEFT, 0, end))
+        return True
+
     def _acknowledged(self, place: int) -> None:
         if place > self.place:
             raise StreamError("an acknowledgement of what has not been sent")

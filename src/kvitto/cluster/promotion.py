@@ -18,7 +18,8 @@ from kvitto.cluster.state import (
     write_history,
 )
 from kvitto.store import paths
-from kvitto.store.disk import Disk
+from kvitto.store.disk import Disk, replace_small
+from kvitto.store.store import IN_ORDER
 
 
 def promote(disk: Disk) -> int:
@@ -63,8 +64,10 @@ def _promote(disk: Disk, where: str) -> int:
     return len(history)
 
 
-def begin_epoch(disk: Disk, epoch: int) -> None:
+def begin_epoch(disk: Disk, epoch: int, in_order: bool) -> None:
     """Note durably that this directory leads in an epoch, before anything is done in it (R4). Its process has locked it.
+
+    `in_order`: it is what the old leader's was after an end in order, so nothing has to be flagged.
 
     Raises Refused if the directory is partly the old leader's and partly its own, which no member's is.
     """
@@ -75,7 +78,10 @@ def begin_epoch(disk: Disk, epoch: int) -> None:
             "start another node"
         )
     history = read_history(disk)
-    forget_boot(disk)
+    if in_order:
+        replace_small(disk, paths.BOOT, IN_ORDER)
+    else:
+        forget_boot(disk)
     write_history(disk, [*history[:1], *history[1:][-HISTORY_KEPT:], election_id(epoch)])
     if following is not None:
         disk.unlink(paths.FOLLOWS)

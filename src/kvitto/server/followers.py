@@ -322,8 +322,8 @@ class Followers:
         for event in self._wakes.values():
             event.set()
 
-    async def finish(self) -> None:
-        """Have followers sync what is left, and end their connections."""
+    async def finish(self, in_order: bool) -> None:
+        """Have followers sync what is left, and end their connections. `in_order`: the directory has been left in order."""
         if self._server is not None:
             self._server.close()
         if self._beat is not None:
@@ -334,6 +334,10 @@ class Followers:
             link.state == "following" and not link.replaced and link.acknowledged < end for link in self.links
         ):
             await asyncio.sleep(0.01)
+        told = [link for link in self.links if in_order and link.leave(end)]
+        self._wake()
+        while time.monotonic() < deadline and any(link.wants for link in told if link in self._leader.links):
+            await asyncio.sleep(0.001)
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

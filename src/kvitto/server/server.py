@@ -74,7 +74,10 @@ class Server(Driving):
         disk = disk or RealDisk(str(config.data_dir))
         self.followers = Followers(config, disk, election) if config.followers else None
         """Those who keep a copy of the data directory, None without --followers."""
-        super().__init__(Store(self.followers.disk if self.followers else disk, clock, sync=config.sync), clock)
+        inherited = election.inherited if election is not None else None
+        counted = inherited.counted if inherited is not None else None
+        under = self.followers.disk if self.followers else disk
+        super().__init__(Store(under, clock, sync=config.sync, counted=counted), clock)
         self.config = config
         self.inbox = Buf(INBOX)
         self.port = 0
@@ -364,7 +367,7 @@ class Server(Driving):
                 self.broker.finish()
             self.store.shut()
             if self.followers is not None:
-                await self.followers.finish()
+                await self.followers.finish(self.store.ended_in_order)
         except StoreError as error:
             self._error = self._error or error
             log.critical(

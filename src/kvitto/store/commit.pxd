@@ -10,7 +10,7 @@ cdef class Commit:
     cdef public unsigned long long journal_applied, number
     cdef public object journal_written
     cdef public Py_ssize_t defined, compacted, size
-    cdef public bint named, others
+    cdef public bint named, others, notes_flags
     cdef public double seconds
     cdef public dict _paths
 

@@ -64,6 +64,8 @@ class Commit:
         """The commit before, if its callbacks have waited for this one."""
         self.others = bool(files)
         """Whether the commit syncs files that belong to no queue: journal, definitions, inventory."""
+        self.notes_flags = False
+        """Whether all settlement logs say durably, behind this commit, which messages may have been delivered before this start."""
         self.journal_applied = 0
         self.journal_written = (0, 0)
         self.defined = 0

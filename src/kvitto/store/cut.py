@@ -71,6 +71,9 @@ class Cut:
             # a compaction gives the name to another file, which does not begin as this one
             if not self._disk.link(paths.DEFINITIONS, paths.staged(self.directory, paths.DEFINITIONS)):
                 raise StoreError("no backup can be taken while the broker runs: this file system knows no hard links")
+            boot = self._disk.open(f"{self.directory}/{paths.BOOT}", create=True)
+            boot.write_at(0, [store.boot_of_backup()])
+            boot.close()
             self._inventory = self._disk.open(f"{self.directory}/{paths.INVENTORY}", create=True)
         except StoreError:
             self._disk.rmtree(self.directory)

@@ -64,6 +64,15 @@ class Ending:
     power_cut: bool
     of_backup: bool = False
     """The directory is a backup that no broker has started on. All its files are complete, as they were while a broker ran."""
+    owes_flags: bool = False
+    """A start before had not yet noted everywhere which messages may have been delivered."""
+    synced: bool = False
+    """This process has kept the directory as a follower, and has synced all that is in it."""
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether any message that waits may have been delivered, whatever the settlement logs say."""
+        return self.power_cut or self.owes_flags
 
 
 class Header(Enum):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from kvitto.base.errors import StoreFull
 from kvitto.base.limits import SEGMENT_BYTES
 from kvitto.format.layouts import SEGMENT_MAGIC, SETTLEMENTS_MAGIC
+from kvitto.format.settlement import IN_DOUBT
 from kvitto.store import paths, settlements
 from kvitto.store import segment as segfile
 from kvitto.store.archive import Archive
@@ -231,6 +232,17 @@ class Log:
         self.delivered_mark = mark
         if self.durable:
             self._commits.settled(self, segment)
+
+    def note_doubt(self, below: int) -> None:
+        """Write into the settlement logs that any message below this offset may have been delivered, so that later starts flag them too.
+
+        After a power cut or damage what told of the deliveries may be lost. Raises StoreFull.
+        """
+        for segment in self.segments if self.flags else ():
+            if segment.base < below and not segment.done and segment.size > segfile.HEADER and not segment.linked:
+                flags = Settlements()
+                flags.add(min(segment.end, below) - 1, 1, IN_DOUBT, 0)
+                self.append_block(segment, flags.entries.view(), self.delivered_mark)
 
     def drop_settled(self) -> None:
         """Unlink the segments whose messages are all settled, once the archive has them and the journal does not need them any more.

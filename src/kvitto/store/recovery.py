@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING
 
 from kvitto.base.errors import StoreFull
 from kvitto.format.layouts import FILE_HEAD, SETTLEMENTS_MAGIC, bytes_of
-from kvitto.format.settlement import IN_DOUBT
 from kvitto.store import judge, paths, settlements
 from kvitto.store import segment as segfile
 from kvitto.store.inventory import SEGMENT, Entry
 from kvitto.store.judge import End, Header, SegmentHeader, Settled
 from kvitto.store.segment import Segment
-from kvitto.store.settlements import Settlements
 
 if TYPE_CHECKING:
     from kvitto.store.log import Log
@@ -84,8 +82,8 @@ class Recovery:
         # what is written next says that all before it is durable, but a killed process may not have synced it
         self._sync_found()
         self._save_mark()
-        self._flag()
         self._sync_noted()
+        self._flag()
         with suppress(StoreFull):
             # a segment has to say which offset is next before the settlement logs are unlinked that said so
             self._tell_next()
@@ -142,10 +140,14 @@ class Recovery:
                     log_.keep_mark(rest)
 
     def _flag(self) -> None:
-        """Flag all messages if the last delivered mark may be lost: any of them may have been delivered, or settled."""
-        if self.store.ending.power_cut or self._lacks_settlements():
+        """Flag all messages if the last delivered mark may be lost: any of them may have been delivered, or settled.
+
+        That goes for messages below the delivered mark as well: in a queue with priorities messages that were never delivered lie below it.
+        The settlement logs are told of it behind the start, so that later starts flag them too.
+        """
+        if self.store.ending.in_doubt or self._lacks_settlements():
             self._found.flagged_below = self.log.next
-            self._flag_deliveries()
+            self.store.owed_flags[self.log] = self.log.next
 
     def _miss_segments(self, bases: list[int]) -> None:
         """Raise an alarm for each segment that is in the inventory and not in the directory. An empty `.bad` keeps the memory of it."""
@@ -203,19 +205,6 @@ class Recovery:
             if segment.slot < 0 and segment.durable:
                 self.store.enter(self.log, segment)
 
-    def _flag_deliveries(self) -> None:
-        """Write into the settlement logs that any of these messages may have been delivered, so that later starts flag them too.
-
-        After a power cut or damage what told of the deliveries may be lost. That goes for messages below the delivered mark as well: in a
-        queue with priorities messages that were never delivered lie below it.
-        """
-        for segment in self.log.segments if self.log.flags else ():
-            if not segment.done and segment.size > segfile.HEADER and not segment.linked:
-                flags = Settlements()
-                flags.add(segment.end - 1, 1, IN_DOUBT, 0)
-                with suppress(StoreFull):
-                    self.log.append_block(segment, flags.entries.view(), self.log.delivered_mark)
-
     def _tell_next(self) -> None:
         """Make a segment that begins at `next` if the files that tell of used offsets are not to stay (damage, an orphan)."""
         if self.log.next > (self.log.segments[-1].end if self.log.segments else 0):
@@ -228,7 +217,7 @@ class Recovery:
 
     def _sync_found(self) -> None:
         """Sync what a killed process has left, since each block that follows says that all before it is durable."""
-        if self.store.ending.in_order or not self.store.syncing or not self.log.durable:
+        if self.store.ending.in_order or self.store.ending.synced or not self.store.syncing or not self.log.durable:
             return
         for segment in self.log.segments:
             if segment.file is not None:  # the footer of a sealed segment may not have been synced
@@ -251,9 +240,13 @@ class Recovery:
 
     def _read(self, base: int, entry: Entry | None) -> Segment | None:
         """Read a segment as far as a start has to. Returns None if nothing is served from it."""
-        segment, path = Segment(base), paths.segment(self.log.directory, base)
-        segment.file = self.store.disk.open(path)
-        size = segment.file.size()
+        path = paths.segment(self.log.directory, base)
+        file = self.store.disk.open(path)
+        size = file.size()
+        segment = self.store.counted.pop(path, None)
+        if segment is None or segment.size != size or (entry is not None and entry.size > size):
+            segment = Segment(base)
+        segment.file = file
         found = judge.segment_header(segment.file.read_at, size, self.log.queue_id, base, self.store.ending, entry)
         segment.slot = -1 if entry is None else entry.slot
         segment.salt = found.salt
@@ -277,7 +270,11 @@ class Recovery:
         owed = self.store.disk.exists(paths.copying(bad)) and not self.store.disk.exists(bad)
         if owed:
             self.log.quarantine(segment, "damage had been found in it")
-        if segment.read_footer():
+        if segment.size == size and not owed:
+            # all of it was verified when it came, and is synced
+            segment.durable, segment.synced_end = segment.size, segment.end
+            self._is_followed = True
+        elif segment.read_footer():
             self._is_followed = True
         else:
             self._scan(segment, owed, entry)
@@ -353,7 +350,8 @@ class Recovery:
             segment.acks.write_at(0, [head])
         if len(data) > segment.acks_size:
             segment.acks.truncate(segment.acks_size)
-        self.store.commits.settled(self.log, segment)
+        if not self.store.ending.synced:
+            self.store.commits.settled(self.log, segment)
         return replay
 
     @staticmethod

@@ -261,15 +261,15 @@ class Segment:
             ):
                 if first_bad >= 0 and power_cut and max(head.durable, known) <= first_bad:
                     break
-                if head.first > self.end and first_bad < 0:
-                    self.gaps.append((self.end, head.first - self.end))
-                elif first_bad >= 0:
+                if first_bad >= 0:
                     self.settled -= head.first - self.end
+                    self.note(head.first, head.count, head.body_len, head.journal, at)
+                    self.size = at + head.length
                     damage = True
+                else:
+                    self.count_batch(head, at)
                 first_bad = -1
-                self.note(head.first, head.count, head.body_len, head.journal, at)
-                at += head.length
-                self.size = at
+                at = self.size
                 continue
             if first_bad < 0:
                 first_bad = at
@@ -280,6 +280,16 @@ class Segment:
         self._written_end = self.end
         if damage or self.size < known or (in_order and len(data) > self.size):
             raise DamagedSegment("damage before later valid data" if damage else "its end is damaged")
+
+    def count_batch(self, head: BatchHeader, at: int) -> None:
+        """Count a batch that has been verified, at `at`. All batches of the file are counted in order, and nothing else is behind the last."""
+        if self.gaps is None:
+            self.gaps = []
+        if head.first > self.end:
+            self.gaps.append((self.end, head.first - self.end))
+        self.note(head.first, head.count, head.body_len, head.journal, at)
+        self.size = at + head.length
+        self._written_end = self.end
 
     def batch_gaps(self) -> list[tuple[int, int]]:
         """Return (start, count) of the offsets that were never written. Offsets that are lost to damage are not among them."""

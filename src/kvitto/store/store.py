@@ -11,7 +11,9 @@ import logging
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from kvitto.base.clock import Clock
@@ -42,9 +44,13 @@ IN_ORDER = b"in order"
 OF_BACKUP = b"backup\n"
 """The content of `boot` in a backup of a running broker."""
 STARTING = b"starting"
+OWES_FLAGS = b"flags"
+"""In `boot`: it is not yet noted everywhere which messages may have been delivered before the last power cut or damage."""
 UNKNOWN_BOOT = b"unknown"
 """Written over a boot id or its beginning: no boot id begins like this."""
 log = logging.getLogger("kvitto.store")
+NOTED_PER_TURN = 8
+"""A turn tells the settlement logs of this many queues which messages may have been delivered."""
 SPARE_BYTES = 1 << 20
 """The emergency reserve: a file that is emptied when the disk is full, so that settlements can be written and segments removed."""
 
@@ -112,10 +118,12 @@ def how_it_ended(disk: Disk) -> Ending:
     text = disk.read_file(paths.BOOT) if disk.exists(paths.BOOT) else b""
     if len(text) == len(IN_ORDER) or (not text and format_of(disk) != FORMAT):
         return Ending(True, True, False)
-    if text == OF_BACKUP:
-        return Ending(False, True, False, True)
+    if text.startswith(OF_BACKUP):
+        return Ending(False, True, False, True, OWES_FLAGS in text)
     left = text.split()
-    return Ending(False, STARTING in left, not left or left[0] != disk.boot_id().encode())
+    return Ending(
+        False, STARTING in left, not left or left[0] != disk.boot_id().encode(), owes_flags=OWES_FLAGS in left
+    )
 
 
 def boot_fault(disk: Disk) -> str:
@@ -142,7 +150,12 @@ def nobody_else(_text: str) -> None:
 
 
 class Store:
-    def __init__(self, disk: Disk, clock: Clock, *, sync: bool = True) -> None:
+    def __init__(
+        self, disk: Disk, clock: Clock, *, sync: bool = True, counted: dict[str, Segment] | None = None
+    ) -> None:
+        """`counted`: the directory has been a follower's, which has synced all of it, and has verified and counted the batches of these
+        segments, by path.
+        """
         self.disk = disk
         self.clock = clock
         self.room = Room(disk)
@@ -158,6 +171,8 @@ class Store:
         self.blocked_drops: dict[Log, None] = {}
         self.on_fault: Callable[[Log, Exception], None] = raise_it
         """Called if work for one queue's files fails behind a sync: the broker takes that queue out of service, or raises."""
+        self.ended_in_order = False
+        """Whether `shut` has left the directory in order."""
         self.faulty = False
         """Whether a queue is out of service. What it held in memory is not written, so the directory is not left in order."""
         self._lock: object | None = None
@@ -168,6 +183,12 @@ class Store:
         """Whether so much is unsynced that large batches have to wait until the next sync begins (server/pacing.py)."""
         self.ending = Ending(True, True, False)
         """How the last owner left the directory."""
+        self.counted = counted if counted is not None else {}
+        self._has_followed = counted is not None
+        self.owed_flags: dict[Log, int] = {}
+        """The logs whose files have still to say that the messages below this offset may have been delivered. `boot` says it until then."""
+        self._boot_owes_flags = self._flags_noted = False
+        """Whether `boot` says so, and whether the files did when the latest full sync began."""
         self.inventory = Inventory(disk)
         self.upgrading = False
         """Whether the directory has the format before this one. The end of the start changes that."""
@@ -197,7 +218,7 @@ class Store:
         refuse_foreign(disk)
         self._lock = disk.lock(paths.LOCK)
         refuse_following(disk)
-        self.ending = how_it_ended(disk)
+        self.ending = replace(how_it_ended(disk), synced=self._has_followed)
         if disk.exists(paths.SPARE) and disk.free_bytes() < SPARE_BYTES:
             self._spare(False)
         fault = boot_fault(disk)
@@ -243,7 +264,9 @@ class Store:
             self.disk.sync_dir(paths.QUEUES)
         self.inventory.forget_unclaimed()
         self.inventory.file.sync()
-        self._write_boot()
+        self.counted = {}
+        self._boot_owes_flags = bool(self.owed_flags)
+        self._write_boot(OWES_FLAGS if self.owed_flags else b"")
         if self.upgrading:
             replace_small(self.disk, paths.FORMAT, FORMAT)
             self.upgrading = False
@@ -251,9 +274,10 @@ class Store:
 
     def _write_boot(self, state: bytes = b"") -> None:
         """Say that this process owns the directory. It is not in order from here on until `shut`."""
-        replace_small(
-            self.disk, paths.BOOT, (self.disk.boot_id() or "unknown").encode().ljust(len(IN_ORDER)) + b" " + state
-        )
+        replace_small(self.disk, paths.BOOT, self._boot(state))
+
+    def _boot(self, state: bytes = b"") -> bytes:
+        return (self.disk.boot_id() or "unknown").encode().ljust(len(IN_ORDER)) + b" " + state
 
     def fail(self, error: Exception) -> None:
         """Note an error that ends the broker: the directory will not be left in order."""
@@ -271,6 +295,10 @@ class Store:
             file = self.disk.open(paths.BOOT, create=True)
             file.write_at(0, [UNKNOWN_BOOT])
             file.close()
+
+    def boot_of_backup(self) -> bytes:
+        """Return the content of `boot` in a backup of what there is now."""
+        return OF_BACKUP + (OWES_FLAGS if self.owed_flags else b"")
 
     def _check_format(self) -> None:
         found = format_of(self.disk)
@@ -311,8 +339,10 @@ class Store:
         if self.failed is None and self.inventory.is_open:  # else the directory may be another broker's
             self.disk.keeper = None
             self.disk.rmtree(paths.STAGING)
-        if self.failed is None and not self.commits.dirty and not self.faulty and self.inventory.is_open:
+        in_order = self.failed is None and not self.commits.dirty and not self.faulty and not self.owed_flags
+        if in_order and self.inventory.is_open:
             self._end_in_order()
+            self.ended_in_order = True
         self.disk.close()
         close = getattr(self._lock, "close", None)
         if close is not None:
@@ -373,9 +403,15 @@ class Store:
 
     def has_work(self) -> bool:
         """Whether there is something for `work` to do. This is asked several times in each turn, and nearly always there is nothing."""
-        if not self.removals.waiting and not self.copies.waiting and self.definitions.compaction is None:
+        if (
+            not self.removals.waiting
+            and not self.copies.waiting
+            and not self.owed_flags
+            and self.definitions.compaction is None
+        ):
             return False
-        return self.removals.may_go_on or bool(self.copies.waiting) or self.compacting
+        may_note = bool(self.owed_flags) and not self.room.short
+        return self.removals.may_go_on or bool(self.copies.waiting) or self.compacting or may_note
 
     def work(self) -> None:
         """Do what one turn may of the work that nobody waits for: unlink files, copy segments, rewrite definitions."""
@@ -385,9 +421,27 @@ class Store:
             self._copy_some()
         if self.compacting:
             self.compact_some()
+        if self.owed_flags and not self.room.short:
+            self._note_doubts(NOTED_PER_TURN)
+
+    def _note_doubts(self, most: int) -> None:
+        """Have the files of so many logs say which messages may have been delivered. Without room a later turn goes on."""
+        for log_, below in list(islice(self.owed_flags.items(), most)):
+            self._for_log(log_, partial(self._note_doubt, log_, below))
+            if self.room.short:
+                return
+            self.owed_flags.pop(log_, None)
+
+    def _note_doubt(self, log_: Log, below: int) -> None:
+        try:
+            log_.note_doubt(below)
+        except StoreFull as error:
+            log.warning("%s", error)
+            self.room.short = True  # until `make_room` finds that there is enough again
 
     def finish_work(self) -> None:
-        """Unlink and copy all that is left, because no further turn follows."""
+        """Unlink, copy and note all that is left, because no further turn follows."""
+        self._note_doubts(len(self.owed_flags))
         self.removals.all()
         while self.copies.waiting:
             self._copy_some()
@@ -430,6 +484,7 @@ class Store:
     def forget(self, log_: Log) -> None:
         self.commits.forget(log_)
         self.blocked_drops.pop(log_, None)
+        self.owed_flags.pop(log_, None)
         self.leaving.pop(log_, None)
         self.logs.pop(log_, None)
 
@@ -602,8 +657,10 @@ class Store:
         commit.named = self._naming
         if commit.begins:
             self._written_out = self.journal.written_out
+            self._flags_noted = not self.owed_flags
         if commit.completes:
             commit.journal_applied = self._written_out
+            commit.notes_flags = self._boot_owes_flags and self._flags_noted
         if not self.syncing:
             commit.files, commit.dirs, commit.defined = [], [], 0
         self.commits.begun(commit)
@@ -645,6 +702,11 @@ class Store:
         # What the journal's records have brought to the queues is durable there, so their files may go.
         if commit.journal_applied:
             self.journal.retire(commit.journal_applied)
+        # All settlement logs say durably which messages may have been delivered, so `boot` need not.
+        if commit.notes_flags and self._boot_owes_flags:
+            with suppress(StoreFull):
+                self.put_file(paths.BOOT, self._boot())
+                self._boot_owes_flags = False
         if fresh:
             # A start takes a file that is missing for one that never was, unless the inventory names it. So the first commit of a file
             # promises nothing before the next sync, which has the inventory.

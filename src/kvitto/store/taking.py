@@ -16,7 +16,7 @@ from kvitto.store import inventory, paths
 from kvitto.store.disk import Disk, File, write_small
 from kvitto.store.inventory import ARCHIVED, DEFINITIONS, JOURNAL, OFFSETS, ORPHAN, SEGMENT, Entry
 from kvitto.store.segment import HEADER, Segment, salts
-from kvitto.store.store import FORMAT, OF_BACKUP, refuse_inside
+from kvitto.store.store import FORMAT, refuse_inside
 
 WHOLE = -1
 """Stands for the length of a file that is taken as it is."""
@@ -58,7 +58,7 @@ class Taking:
         self._staging = staging
         self._target = target
         self._mover = mover
-        self._inventory = b""
+        self._inventory = self._boot = b""
         self._files: list[tuple[str, int]] = []
         """The path of each file, and how many bytes of it are taken."""
         self._sealed: set[str] = set()
@@ -76,6 +76,7 @@ class Taking:
     def plan(self) -> Iterator[int]:
         """Find out what there is to be taken."""
         self._inventory = self._source.read_file(f"{self._staging}/{paths.INVENTORY}")
+        self._boot = self._source.read_file(f"{self._staging}/{paths.BOOT}")
         found = inventory.read(self._inventory, True, False)
         if found.damage or found.bad:
             raise StoreError(f"{self._staging}/{paths.INVENTORY} cannot be read: {found.damage}")
@@ -187,7 +188,7 @@ class Taking:
 
     def complete(self) -> None:
         """Say that everything is there. The cut has to last until now, since it keeps the files from being removed."""
-        for path, content in ((paths.INVENTORY, self._inventory), (paths.BOOT, OF_BACKUP), (paths.FORMAT, FORMAT)):
+        for path, content in ((paths.INVENTORY, self._inventory), (paths.BOOT, self._boot), (paths.FORMAT, FORMAT)):
             write_small(self._target, path, content)
         self._target.sync_dir("")
         self._target.unlink(paths.INCOMPLETE)
