@@ -149,6 +149,24 @@ def test_a_node_ends_in_order_and_another_one_leads(cluster: Cluster) -> None:
     assert [node.stop() for node in cluster.nodes] == [0, 0, 0]
 
 
+def test_after_an_end_in_order_nothing_is_flagged_but_what_was_delivered(cluster: Cluster) -> None:
+    """The followers have what the leader's directory was when it ended, so the next one starts as if it were that one."""
+    cluster.wait_in_sync(3)
+    leader = cluster.wait_for_leader()
+    with leader.connect() as connection, connection.channel() as channel:
+        queue = channel.queue("q", durable=True)
+        for number in range(20):
+            channel.publish(str(number).encode(), "q")
+        assert [queue.get().body for _ in range(3)] == [b"0", b"1", b"2"]  # type: ignore[union-attr]
+        assert leader.stop() == 0
+    with cluster.wait_for_leader(leader).connect() as connection, connection.channel() as channel:
+        queue = channel.queue("q", durable=True)
+        found = [queue.get() for _ in range(20)]
+        assert [(message.body, message.redelivered) for message in found if message is not None] == [
+            (str(number).encode(), number < 3) for number in range(20)
+        ]
+
+
 def segments(node: Node) -> list[Path]:
     return sorted((path for path in node.data.glob("queues/*/0*.log")), key=lambda path: -path.stat().st_size)
 

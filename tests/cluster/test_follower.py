@@ -9,12 +9,13 @@ import pytest
 from kvitto.base.errors import StoreError, StoreFull
 from kvitto.cluster import follower as module
 from kvitto.cluster import state
-from kvitto.cluster.follower import LOOK_MS, Follower
+from kvitto.cluster.follower import LEARN_MS, LOOK_MS, Follower
 from kvitto.cluster.handshake import Refused
 from kvitto.cluster.link import Behind
 from kvitto.cluster.promotion import promote
 from kvitto.cluster.records import StreamError
 from kvitto.store import paths
+from kvitto.store.segment import Segment, salts
 from kvitto.store.store import Store
 from tests.cluster.pairs import KEY, Leading, Pair
 from tests.support.clock import ManualClock
@@ -421,3 +422,91 @@ def promoted_operations(disk: SimDisk) -> int:
     before = disk.operations
     promote(disk)
     return disk.operations - before
+
+
+# -- it counts the batches of segments, so that a start need not read them again --------------------------------------
+
+
+def scanned(pair: Pair) -> dict[str, tuple[object, ...]]:
+    """What a start would find in the follower's segments."""
+    found = {}
+    for path, content in pair.disk.files().items():
+        if module.is_segment(path):
+            segment = Segment(paths.base_of(path.rpartition("/")[2]))
+            segment.salt = salts(content)[0]
+            segment.scan(content, False, False, 0)
+            found[path] = counts(segment)
+    return found
+
+
+def counted(pair: Pair) -> dict[str, tuple[object, ...]]:
+    nodes = pair.follower.nodes.values()
+    return {node.paths[0]: counts(node.segment) for node in nodes if node.segment is not None}
+
+
+def counts(segment: Segment) -> tuple[object, ...]:
+    found = segment.base, segment.end, segment.settled, segment.count, segment.body_bytes, segment.journal
+    return *found, segment.size, segment.batch_gaps(), list(segment.sparse)
+
+
+def sizes(pair: Pair) -> None:
+    for number, size in enumerate((1, 70_000, 5 << 20, 30, 3, 200_000)):
+        pair.leading.publish("q", bytes(size))
+        if number % 2:
+            pair.leading.drain("q")  # what is settled at once is never written, and leaves a gap
+        pair.leading.settle_down()
+        pair.leading.publish("q", b"next")
+        pair.rest()
+
+
+def test_what_it_counts_is_what_a_start_would_find() -> None:
+    pair = following(3)
+    sizes(pair)
+    assert counted(pair) == scanned(pair) != {}
+
+
+def test_it_also_counts_what_was_there_before_it_was_started() -> None:
+    pair = following(3)
+    sizes(pair)
+    pair.begin()
+    pair.pump()
+    assert counted(pair) == {}
+    for _ in range(3):
+        pair.leading.clock.advance(LEARN_MS)
+        pair.rest()
+    assert counted(pair) == scanned(pair) != {}
+    sizes(pair)
+    assert counted(pair) == scanned(pair)
+
+
+def test_damage_that_was_there_before_is_left_to_the_start() -> None:
+    pair = following(3)
+    (path,) = filter(module.is_segment, pair.disk.files())
+    pair.begin()
+    pair.pump()
+    file = pair.disk.open(path)
+    at = file.size() - 3
+    file.write_at(at, [bytes([file.read_at(at, 1)[0] ^ 1])])
+    pair.leading.clock.advance(LEARN_MS)
+    pair.rest()
+    assert counted(pair) == {}
+
+
+# -- an end in order -----------------------------------------------------------------------------------------------
+
+
+def test_it_hears_that_the_leader_has_ended_in_order() -> None:
+    pair = following(3)
+    pair.rest()
+    end = pair.leading.ring.next
+    assert pair.link.leave(end)
+    pair.pump()
+    assert pair.follower.left
+    pair.connect()
+    assert not pair.follower.left
+
+
+def test_who_has_not_everything_does_not_hear_of_the_end() -> None:
+    pair = following(3)
+    publish(pair.leading, "late")
+    assert not pair.link.leave(pair.leading.ring.next)

@@ -98,6 +98,11 @@ def begin_quietly(disk: Any, epoch: int, in_order: bool) -> None:
     write_history(disk, history or ["0:first"])
 
 
+def begin_in_order(disk: Any, epoch: int, in_order: bool) -> None:
+    """Nothing is flagged after an election, although the leader did not end in order."""
+    begin_epoch(disk, epoch, True)
+
+
 def go_on_anywhere(self: Link, found: dict[str, Any]) -> int | None:
     """A follower goes on although it has records that the new leader lacks."""
     place, leader = found.get("place"), self.leader
@@ -131,6 +136,7 @@ lead, manage = Cluster.lead, Cluster.manage
         (Membership, "may_be_cut", cut_members),
         (Follower, "_sync_file", acknowledge_unsynced),
         (clusters, "begin_epoch", begin_quietly),
+        (clusters, "begin_epoch", begin_in_order),
         (Link, "_resumes", go_on_anywhere),
         (Link, "_resumes", go_on_with_any),
         (Gate, "begun", announce_early),

@@ -744,7 +744,7 @@ class Follower:
         write_following(self.disk, self.following)
         self.session, self.copying = self._session, False
         self.synced, self._dirty, self._changed = self.place, {}, {}
-        self._unlearned = deque(self.nodes)
+        self._unlearned, self._learned_ms = deque(self.nodes), self.clock.monotonic_ms()
         moved = f"; {self._moved} bytes that were here and not there are in {self._aside}" if self._moved else ""
         self._aside = ""
         self._drop_replaced()
