@@ -562,7 +562,7 @@ class Follower:
         node.learned, node.segment = True, None
         if header_is_valid(head, SEGMENT_MAGIC):
             node.segment = Segment(paths.base_of(node.paths[0].rpartition("/")[2]))
-            node.segment.salt = salts(head)[0]
+            node.segment.salt, node.segment.gaps = salts(head)[0], []
 
     def _count(self, node: Copy, segment: Segment, data: bytes, at: int) -> None:
         """Verify a batch that is the next one of its segment, and is at `at` in `data`. Raises StreamError."""

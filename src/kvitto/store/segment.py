@@ -283,8 +283,7 @@ class Segment:
 
     def count_batch(self, head: BatchHeader, at: int) -> None:
         """Count a batch that has been verified, at `at`. All batches of the file are counted in order, and nothing else is behind the last."""
-        if self.gaps is None:
-            self.gaps = []
+        assert self.gaps is not None
         if head.first > self.end:
             self.gaps.append((self.end, head.first - self.end))
         self.note(head.first, head.count, head.body_len, head.journal, at)
