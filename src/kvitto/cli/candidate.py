@@ -392,7 +392,7 @@ class Watch:
         while not self._ended.wait(REST_S if self._silent_s() > WATCH_S else WATCH_S):
             with suppress(Unanswered, RegisterError):
                 seat = self._register.read().seat
-                over = self._silent_s() > WATCH_S if seat is None else seat.process != self._seat.process
+                over = self._silent_s() > PROMISE_S if seat is None else seat.process != self._seat.process
                 if over and not self._ended.is_set():
                     with suppress(OSError):
                         self._sock.shutdown(socket.SHUT_RDWR)

@@ -282,7 +282,7 @@ class Segment:
             raise DamagedSegment("damage before later valid data" if damage else "its end is damaged")
 
     def count_batch(self, head: BatchHeader, at: int) -> None:
-        """Count a batch that has been verified, at `at`. All batches of the file are counted in order, and nothing else is behind the last."""
+        """Count a batch that has been verified, at `at`. All batches of a file are counted, in order, and `gaps` begins empty."""
         assert self.gaps is not None
         if head.first > self.end:
             self.gaps.append((self.end, head.first - self.end))
