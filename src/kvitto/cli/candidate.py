@@ -24,7 +24,7 @@ from kvitto.cluster.follower import Follower
 from kvitto.cluster.handshake import Refused, read_key
 from kvitto.cluster.promotion import begin_epoch
 from kvitto.cluster.records import StreamError
-from kvitto.cluster.register import Document, Register, RegisterError, Seat, Seen, Unanswered
+from kvitto.cluster.register import Document, NotAllowed, Register, RegisterError, Seat, Seen, Unanswered
 from kvitto.cluster.state import (
     Following,
     Member,
@@ -37,7 +37,7 @@ from kvitto.cluster.state import (
     write_following,
     write_member,
 )
-from kvitto.server.etcd import Etcd
+from kvitto.server.etcd import Etcd, access
 from kvitto.server.lease import TTL_S, Lease, boottime
 from kvitto.server.listening import in_url
 from kvitto.server.notify import Notify
@@ -69,7 +69,7 @@ def run_node(config: Config, lead: Callable[[Election], int]) -> int:
     try:
         lock = disk.lock(paths.LOCK)
         refuse_incomplete(disk)
-        register = Etcd(config.etcd.split(","), config.cluster)
+        register = Etcd(config.etcd.split(","), config.cluster, access(config))
         candidate = Candidate(config, disk, register, notify)
         election = candidate.wait()
         del lock, candidate
@@ -150,7 +150,7 @@ class Candidate:
 
     def wait(self) -> Election:
         """Follow until this node is elected. Raises Refused, StoreError, RegisterError, or Stopped."""
-        self.member = self._known(self._seen())
+        self.member = self._known(self._seen(at_start=True))
         line = f"kvitto node member={self.member.member[:8]} cluster={self._config.cluster} data={self._disk.root} pid={os.getpid()}"
         print(line, flush=True)
         self._notify.ready(line)
@@ -173,12 +173,14 @@ class Candidate:
             self._say(why)
             time.sleep(REST_S)
 
-    def _seen(self) -> Seen:
-        """Read the register, again and again until it answers."""
+    def _seen(self, at_start: bool = False) -> Seen:
+        """Read the register, again and again until it answers. Raises Refused at a start that the register does not allow."""
         while True:
             try:
                 return self._register.read()
             except Unanswered as error:
+                if at_start and isinstance(error, NotAllowed):
+                    raise Refused(str(error)) from None
                 self._notify.alive()
                 self._say(str(error))
                 time.sleep(REST_S)

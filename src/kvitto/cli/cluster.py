@@ -16,17 +16,24 @@ from pathlib import Path
 from typing import Any
 
 from kvitto.base.config import ConfigError
+from kvitto.base.environment import variable
 from kvitto.base.errors import StoreError
 from kvitto.base.table import printable
 from kvitto.cluster.handshake import Refused
-from kvitto.cluster.register import MEMBERS_MAX, Document, RegisterError, Unanswered
+from kvitto.cluster.register import MEMBERS_MAX, Document, NotAllowed, RegisterError, Unanswered
 from kvitto.cluster.state import Member, epoch_of, new_id, read_following, read_history, read_member, write_member
-from kvitto.server.etcd import Etcd
+from kvitto.server.etcd import Access, Etcd
 from kvitto.store import paths
 from kvitto.store.disk import RealDisk
 from kvitto.store.store import refuse_foreign, refuse_inside
 
 ETCD, CLUSTER = "KVITTO_ETCD", "KVITTO_CLUSTER"
+ACCESS = (
+    ("etcd-ca", "PEM", "authorities of an https etcd (default: $KVITTO_ETCD_CA, or those of this machine)"),
+    ("etcd-cert", "PEM", "certificate that is shown to etcd (default: $KVITTO_ETCD_CERT)"),
+    ("etcd-key", "PEM", "its key (default: $KVITTO_ETCD_KEY)"),
+    ("etcd-user-file", "FILE", "file with USER:PASSWORD of etcd (default: $KVITTO_ETCD_USER_FILE)"),
+)
 REFUSED, USAGE, UNANSWERED = 1, 2, 3
 MINIMUM = 2
 
@@ -42,6 +49,11 @@ def add_parser(commands: Any) -> None:
         command.add_argument("--etcd", default=etcd, metavar="URL,...", help=f"(default: ${ETCD}, or {etcd})")
         cluster = os.environ.get(CLUSTER, "kvitto")
         command.add_argument("--cluster", default=cluster, metavar="NAME", help=f"(default: ${CLUSTER}, or {cluster})")
+        for option, metavar, text in ACCESS:
+            value = os.environ.get(variable(option.replace("-", "_")))
+            command.add_argument(
+                f"--{option}", type=Path, default=Path(value) if value else None, metavar=metavar, help=text
+            )
         command.set_defaults(run=lambda args: answered(run, args))
         return command
 
@@ -68,10 +80,11 @@ def add_parser(commands: Any) -> None:
 
 def answered(run: Callable[[argparse.Namespace, Etcd], None], args: argparse.Namespace) -> int:
     try:
-        run(args, Etcd(args.etcd.split(","), args.cluster))
+        known = Access(args.etcd_ca, args.etcd_cert, args.etcd_key, args.etcd_user_file)
+        run(args, Etcd(args.etcd.split(","), args.cluster, known))
     except ConfigError as error:
         return told(error, USAGE)
-    except (RegisterError, Refused, StoreError) as error:
+    except (NotAllowed, RegisterError, Refused, StoreError) as error:
         return told(error, REFUSED)
     except Unanswered as error:
         return told(error, UNANSWERED)
