@@ -19,7 +19,7 @@ from typing import NoReturn
 from kvitto.base.clock import SystemClock
 from kvitto.base.config import Config, address
 from kvitto.base.errors import StoreFull
-from kvitto.cli.following import AGAIN_S, Stopped, stop, talk
+from kvitto.cli.following import AGAIN_S, Stopped, connected, stop, talk, why_ended
 from kvitto.cluster.follower import Follower
 from kvitto.cluster.handshake import Refused, read_key
 from kvitto.cluster.promotion import begin_epoch
@@ -40,6 +40,7 @@ from kvitto.cluster.state import (
 from kvitto.server.etcd import Etcd, access
 from kvitto.server.lease import TTL_S, Lease, boottime
 from kvitto.server.listening import in_url
+from kvitto.server.node_tls import node_tls
 from kvitto.server.notify import Notify
 from kvitto.server.tenure import PROMISE_S, Damaged, Deposed, Election
 from kvitto.store import paths
@@ -133,6 +134,7 @@ class Candidate:
         self._where = f"cluster {register.name} in etcd at {register.where}"
         self._notify = notify
         self._key = read_key(config.cluster_key) if config.cluster_key is not None else b""
+        self._tls = node_tls(config)
         self._process = new_id()
         self._said = ""
         self._pause = AGAIN_S
@@ -246,7 +248,7 @@ class Candidate:
         follower.where = seat.address
         watch, why, before = None, "", follower.place
         try:
-            with socket.create_connection(address(seat.address), AGAIN_SILENCE_S) as sock:
+            with connected(address(seat.address), AGAIN_SILENCE_S, self._tls) as sock:
                 watch = Watch(self._register, seat, sock)
                 silence = AGAIN_SILENCE_S if self._followed == seat.process else SILENCE_S
                 talk(follower, sock, silence, lambda: self._heard(seat, sock))
@@ -264,7 +266,7 @@ class Candidate:
         except StreamError as error:
             why = f"refused what came: {error}"
         except OSError as error:
-            why = str(error)
+            why = why_ended(error)
         finally:
             if watch is not None:
                 watch.stop()
@@ -383,7 +385,8 @@ class Watch:
                 seat = self._register.read().seat
                 if seat is not None and seat.process != self._seat.process and not self._ended.is_set():
                     with suppress(OSError):
-                        self._sock.shutdown(socket.SHUT_RDWR)
+                        # with TLS its own `shutdown` would take the encryption away below the other thread
+                        socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
                     return
 
     def stop(self) -> None:

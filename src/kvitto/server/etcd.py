@@ -269,15 +269,12 @@ class Etcd:
                 connection.request("POST", path, json.dumps(body), headers)
                 response = connection.getresponse()
                 data = response.read(ANSWER_BYTES_MAX)
-            except ssl.SSLError as error:
-                if is_about_certificate(
-                    error
-                ):  # in TLS 1.3 a server looks at it when the client has ended its handshake
+            except (ssl.SSLError, ConnectionError) as error:
+                # in TLS 1.3 a server looks at a certificate when the client has ended its handshake
+                if is_about_certificate(error):
                     raise self._unsent(endpoint, error) from None
-                raise
-            except ConnectionError as error:
                 wants = "it may want another --etcd-cert" if endpoint[0] == "https" else "is it https:// there?"
-                raise Unanswered(f"{error or type(error).__name__}; {wants}") from None
+                raise Unanswered(f"{reason(error)}; {wants}") from None
         return self._understood(endpoint, path, response.status, data)
 
     def _connected(self, endpoint: Endpoint, deadline: float) -> socket.socket:

@@ -84,10 +84,11 @@ class NodeTls:
 
     def begin(self, sock: socket.socket, host: str, timeout_s: float) -> socket.socket:
         """Shake hands with the leader at the other end of a connection. Raises OSError, which says what is wrong."""
-        made = self._following.context.wrap_socket(sock, server_hostname=host, do_handshake_on_connect=False)
+        made: socket.socket = sock
         try:
-            made.settimeout(timeout_s)
-            made.do_handshake()
+            made = tls = self._following.context.wrap_socket(sock, server_hostname=host, do_handshake_on_connect=False)
+            tls.settimeout(timeout_s)
+            tls.do_handshake()
         except OSError as error:
             made.close()
             raise OSError(why_not_leader(error)) from None
