@@ -53,6 +53,8 @@ def test_a_cluster_is_made_once(etcd: FakeEtcd, tmp_path: Path) -> None:
     assert made.returncode == 0 and "cluster kvitto is made" in made.stdout
     assert "nothing is confirmed before 2 nodes are in sync" in made.stdout
     assert "already: start its nodes" in refused("cluster", "init", "--etcd", etcd.url, "--data-dir", two)
+    again = kvitto("cluster", "init", "--once", "--etcd", etcd.url, "--data-dir", two)
+    assert (again.returncode, again.stdout) == (0, "there is a cluster kvitto\n") and not (tmp_path / "two").exists()
     other = kvitto("cluster", "init", "--etcd", etcd.url, "--data-dir", two, "--cluster", "b", "--min-in-sync", "1")
     assert other.returncode == 0
     shown = kvitto("cluster", "status", "--etcd", etcd.url, "--json")

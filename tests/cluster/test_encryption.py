@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import socket
 import ssl
 import threading
@@ -19,11 +20,15 @@ from kvitto.cluster.follower import Follower
 from kvitto.cluster.handshake import MAGIC, Refused, read_key
 from kvitto.server import encrypted, followers
 from kvitto.server.embedded import Broker
+from kvitto.server.etcd import Access
 from kvitto.server.node_tls import NodeTls, client_context, node_tls
 from kvitto.store.disk import RealDisk
+from tests.cluster.nodes import Cluster
+from tests.cluster.test_elections import check
 from tests.cluster.test_processes import files
+from tests.crash.serve import STOP_S
 from tests.support.certificates import Authority, Pair
-from tests.support.etcd import LOOPBACK
+from tests.support.etcd import LOOPBACK, RealEtcd, real_etcd
 from tests.support.wait import wait_until
 
 
@@ -311,3 +316,74 @@ def test_files_between_nodes_are_all_needed_and_keys_are_nobody_elses(place: Pla
     )
     with pytest.raises(ConfigError, match=r"--cluster-tls-key \S+ can be read by other users of this machine"):
         node_tls(config)
+
+
+class Secured:
+    """A cluster whose nodes show certificates to each other and to etcd, which has users."""
+
+    def __init__(self, place: Place, tmp_path: Path) -> None:
+        if real_etcd() is None:
+            pytest.skip("needs Debian's etcd-server")
+        self.etcd = RealEtcd(tmp_path, place.ours)
+        self.etcd.add_users("kvitto")
+        self.user = tmp_path / "user"
+        self.user.touch(0o600)
+        self.user.write_text("node:node's")
+        pair = place.follower
+        self.known = Access(place.ours.cert, pair.cert, pair.key, self.user)
+        files = {"cert": pair.cert, "key": pair.key, "ca": place.ours.cert}
+        self.options = [word for name, path in files.items() for word in (f"--cluster-tls-{name}", str(path))]
+        self.cluster = Cluster(tmp_path, self.etcd, options=self.options, known=self.known)
+
+    def end(self) -> None:
+        self.cluster.end()
+        self.etcd.stop()
+
+
+@pytest.mark.slow
+def test_a_cluster_with_encryption_everywhere_elects_loses_nothing_and_lets_nobody_in(
+    place: Place, tmp_path: Path
+) -> None:
+    secured = Secured(place, tmp_path)
+    cluster = secured.cluster
+    try:
+        cluster.wait_in_sync(3)
+        with cluster.publisher() as publisher:
+            publisher.more(200)
+            leader = cluster.wait_for_leader()
+            leader.kill()
+            publisher.more(200)
+            leader.start()
+            cluster.wait_in_sync(3)
+            secured.etcd.kill()  # it forgets all logins
+            secured.etcd.start()
+            leader = cluster.wait_for_leader()
+            leader.signal(signal.SIGSTOP)
+            cluster.wait_for_leader(other=leader)
+            leader.signal(signal.SIGCONT)
+            publisher.more(200)
+            cluster.wait_in_sync(3)
+        check(cluster, publisher.confirmed)
+        status = cluster.command("status")
+        assert status.returncode == 0 and "in sync   3:" in status.stdout
+        # etcd takes another password from now on: who runs goes on trying, and who starts is refused
+        leader = cluster.wait_for_leader()
+        follower = next(node for node in cluster.nodes if node is not leader)
+        assert follower.stop() == 0
+        secured.user.write_text("node:wrong")
+        follower.start()
+        assert follower.process.wait(STOP_S) == 1
+        assert "does not take user and password of --etcd-user-file" in follower.log().splitlines()[-1]
+        refused = cluster.command("status")
+        assert refused.returncode == 1 and "does not take user and password" in refused.stderr
+        # a node that has the key and no certificate
+        secured.user.write_text("node:node's")
+        cluster.options = []
+        follower.start()
+        assert follower.process.wait(STOP_S) == 1
+        assert "this leader speaks TLS only: start the follower with --cluster-tls-cert" in follower.log()
+        cluster.options = secured.options
+        follower.start()
+        cluster.wait_in_sync(3)
+    finally:
+        secured.end()

@@ -61,6 +61,8 @@ def add_parser(commands: Any) -> None:
     init.add_argument("--data-dir", type=Path, required=True, metavar="DIR", help="a broker's directory, or a new one")
     text = f"confirm what so many nodes have synced, the leader among them (default: {MINIMUM})"
     init.add_argument("--min-in-sync", type=int, default=MINIMUM, metavar="N", help=text)
+    text = "do nothing if there is a cluster of this name, for a start without people"
+    init.add_argument("--once", action="store_true", help=text)
     status = add("status", show, "show who leads, and who is in sync")
     status.add_argument("--json", action="store_true", help="print one JSON object")
     force = add(
@@ -108,6 +110,9 @@ def told(error: Exception, code: int) -> int:
 def begin(args: argparse.Namespace, register: Etcd) -> None:
     check_minimum(args.min_in_sync)
     seen = register.read()
+    if seen.document is not None and args.once:
+        print(f"there is a cluster {register.name}")
+        return
     if seen.document is not None:
         raise Refused(f"there is a cluster {register.name} in etcd at {register.where} already: start its nodes")
     disk = directory(args.data_dir)

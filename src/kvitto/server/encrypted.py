@@ -30,9 +30,9 @@ class Encrypted:
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._in, self._out, server_side=True)
 
-    async def shake_hands(self) -> None:
-        """Raises StreamError or Refused, which say what is wrong, or EOFError."""
-        data = await self._reader.read(READ_BYTES)
+    async def shake_hands(self, first: bytes = b"") -> None:
+        """Shake hands. `first`: what has been read already. Raises StreamError or Refused, which say what is wrong, or EOFError."""
+        data = first or await self._reader.read(READ_BYTES)
         if data and data[0] != TLS_RECORD:
             if not data.startswith(MAGIC[: len(data)]):
                 raise StreamError("it speaks neither TLS nor this protocol")
