@@ -85,7 +85,7 @@ class Leading:
         disk.makedirs("")
         follower = Follower(disk, SystemClock(), read_key(self.place.key), "the leader", lambda _: None)
         try:
-            with connected(("127.0.0.1", port or self.followers.port), 30, tls) as sock:
+            with connected(("127.0.0.1", port or self.followers.port), 30, tls, 30) as sock:
                 talk(follower, sock)
         except OSError as error:
             return why_ended(error)
@@ -254,6 +254,12 @@ def test_a_handshake_has_to_end_in_time(leader: Leading, monkeypatch: pytest.Mon
         with socket.create_connection(leader.address) as sock:
             sock.sendall(begin)
             assert sock.recv(100) == b""
+
+
+def test_a_leader_that_stands_still_in_a_handshake_is_given_up_in_time(place: Place) -> None:
+    """A machine accepts connections for a process that is stopped."""
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(OSError, match="no TLS handshake in time"):
+        connected(silent.getsockname()[:2], 30, place.tls(), 0.1)
 
 
 @pytest.mark.parametrize(

@@ -247,10 +247,10 @@ class Candidate:
             )
         follower.where = seat.address
         watch, why, before = None, "", follower.place
+        silence = AGAIN_SILENCE_S if self._followed == seat.process else SILENCE_S
         try:
-            with connected(address(seat.address), AGAIN_SILENCE_S, self._tls) as sock:
+            with connected(address(seat.address), AGAIN_SILENCE_S, self._tls, silence) as sock:
                 watch = Watch(self._register, seat, sock)
-                silence = AGAIN_SILENCE_S if self._followed == seat.process else SILENCE_S
                 talk(follower, sock, silence, lambda: self._heard(seat, sock))
             why = "the leader has closed the connection"
         except ConnectionRefusedError as error:

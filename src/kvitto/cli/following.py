@@ -78,7 +78,7 @@ def keep_following(follower: Follower, host: str, port: int, tls: NodeTls | None
     while True:
         before = follower.place
         try:
-            with connected((host, port), CONNECT_S, tls) as sock:
+            with connected((host, port), CONNECT_S, tls, CONNECT_S) as sock:
                 talk(follower, sock)
             why = "the leader has closed the connection"
         except StoreFull as error:
@@ -96,10 +96,10 @@ def keep_following(follower: Follower, host: str, port: int, tls: NodeTls | None
         pause = min(2 * pause, AGAIN_MAX_S)
 
 
-def connected(leader: tuple[str, int], timeout_s: float, tls: NodeTls | None) -> socket.socket:
-    """Connect to a leader, with TLS if nodes use it. Raises OSError."""
+def connected(leader: tuple[str, int], timeout_s: float, tls: NodeTls | None, silence_s: float) -> socket.socket:
+    """Connect to a leader, with TLS if nodes use it. It may then be silent for `silence_s`. Raises OSError."""
     sock = socket.create_connection(leader, timeout_s)
-    return sock if tls is None else tls.begin(sock, leader[0], CONNECT_S)
+    return sock if tls is None else tls.begin(sock, leader[0], silence_s)
 
 
 def why_ended(error: OSError) -> str:

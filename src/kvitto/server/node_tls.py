@@ -76,6 +76,7 @@ class NodeTls:
         load_private_pair(made, NODES, self._cert, self._key)
         load_authorities(made, NODES, self._ca)
         made.verify_mode = ssl.CERT_REQUIRED
+        made.options |= ssl.OP_NO_RENEGOTIATION  # a write never has to wait for a read
         return made
 
     @property
