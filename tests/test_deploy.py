@@ -6,6 +6,7 @@ No container runs here. Where a tool that judges these files is installed, it is
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shutil
 import subprocess
@@ -20,6 +21,7 @@ from kvitto.base.environment import CONFIG, read, variable
 from kvitto.base.version import __version__
 from kvitto.cli import cluster
 from tests.support import plain_yaml
+from tests.support.etcd import FakeEtcd
 
 ROOT = Path(__file__).resolve().parent.parent
 UNIT = ROOT / "deploy" / "systemd" / "kvitto.service"
@@ -206,6 +208,33 @@ def test_the_chart_makes_a_cluster_by_commands_that_there_are() -> None:
     own = ("KVITTO_FOLLOWERS", "KVITTO_ADVERTISE", "KVITTO_CLUSTER_KEY", "KVITTO_CLUSTER_TLS_KEY")
     assert set(own) <= set(NAME.findall(text))
     assert text.count('include "kvitto.etcd" .') == 2, "the init container, and the node"
+
+
+def test_the_first_pod_makes_the_cluster_once_and_the_others_find_it(tmp_path: Path) -> None:
+    text = (CHART / "templates" / "statefulset.yaml").read_text()
+    (block,) = re.findall(r"- -c\n +- \|\n(.*?)\n +env:", text, re.DOTALL)
+    script = block.replace("/var/lib/kvitto/data", str(tmp_path / "data"))
+    program = tmp_path / "kvitto"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m kvitto.cli.main "$@"\n')
+    program.chmod(0o700)
+    etcd = FakeEtcd()
+    environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "MIN_IN_SYNC": "3", "KVITTO_ETCD": etcd.url}
+
+    def begin(pod: str) -> str:
+        environ["POD_NAME"] = pod
+        done = subprocess.run(["sh", "-c", script], env=environ, capture_output=True, text=True, check=True)
+        return done.stdout
+
+    try:
+        assert "cluster kvitto is made" in begin("mq-kvitto-0")
+        assert begin("mq-kvitto-0") == "there is a cluster kvitto\n"
+        assert "minimum   3" in begin("mq-kvitto-1")
+        etcd.kept.clear()
+        with pytest.raises(subprocess.CalledProcessError) as caught:  # etcd was lost: nobody begins on a guess
+            begin("mq-kvitto-0")
+        assert "belongs to a cluster already, whose document is gone" in caught.value.stderr
+    finally:
+        etcd.stop()
 
 
 def test_the_chart_spreads_nodes_over_machines_and_lets_one_go_at_a_time() -> None:

@@ -124,6 +124,8 @@ def test_a_node_starts_on_no_guess(etcd: FakeEtcd, key: Path, tmp_path: Path) ->
         ({"etcd": "http://x", "followers": "0.0.0.0:1"}, "--advertise HOST:PORT is needed"),
         ({"etcd": "http://x", "followers": "h:1", "advertise": "h"}, "is no address"),
         ({"etcd": "http://x", "followers": "h:1"}, "needs --cluster-key"),
+        ({"etcd_user_file": Path("user")}, "--etcd-user-file needs --etcd"),
+        ({"etcd_ca": Path("ca")}, "--etcd-ca needs --etcd"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(settings: dict[str, object], why: str) -> None:

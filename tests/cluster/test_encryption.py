@@ -111,15 +111,16 @@ def plain(place: Place, tmp_path: Path) -> Iterator[Leading]:
 
 
 class Tap:
-    """Passes bytes between a follower and its leader, and keeps them."""
+    """Passes bytes between a follower and its leader, at most so many at a time, and keeps them."""
 
-    def __init__(self, to: tuple[str, int]) -> None:
+    def __init__(self, to: tuple[str, int], most: int = 1 << 16) -> None:
         self.seen = b""
+        self._most = most
         self._to = to
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listening.getsockname()[1])
-        self._threads = [threading.Thread(target=self._run)]
-        self._threads[0].start()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
 
     def _run(self) -> None:
         theirs, _ = self._listening.accept()
@@ -132,7 +133,7 @@ class Tap:
 
     def _pass(self, a: socket.socket, b: socket.socket) -> None:
         try:
-            while data := a.recv(1 << 16):
+            while data := a.recv(self._most):
                 self.seen += data
                 b.sendall(data)
             b.shutdown(socket.SHUT_WR)
@@ -140,7 +141,7 @@ class Tap:
             return
 
     def end(self) -> None:
-        self._threads[0].join()
+        self._thread.join()
         self._listening.close()
 
 
@@ -165,6 +166,16 @@ def test_a_follower_has_all_and_nothing_of_it_can_be_read_on_the_way(
     assert files(tmp_path / "leader") == files(tmp_path / "follower")
     assert len(tap.seen) > 800_000
     assert b"secret" not in tap.seen and b"nonce" not in tap.seen
+
+
+def test_a_handshake_may_come_byte_by_byte(leader: Leading, place: Place, tmp_path: Path) -> None:
+    tap = Tap(leader.address, most=1)
+    following = threading.Thread(target=lambda: leader.follow(tmp_path / "follower", place.tls(), tap.port))
+    following.start()
+    wait_until(lambda: [link for link in leader.followers.links if link.state == "following"])
+    leader.broker.stop()
+    following.join()
+    tap.end()
 
 
 def test_a_leader_and_a_follower_that_do_not_trust_each_other_say_why(

@@ -17,6 +17,7 @@ from kvitto.base.config import ConfigError
 from kvitto.cluster.register import Document, NotAllowed, Seat, Unanswered
 from kvitto.server import etcd as module
 from kvitto.server.etcd import Access, Etcd
+from tests.cli.process import kvitto
 from tests.support.certificates import Authority
 from tests.support.etcd import LOOPBACK, FakeEtcd, RealEtcd, real_etcd
 
@@ -149,6 +150,20 @@ def test_an_etcd_without_users_takes_those_who_have_a_password(tmp_path: Path) -
         assert register.read().document == FIRST
     finally:
         etcd.stop()
+
+
+def test_commands_take_from_the_environment_how_they_get_in(empty: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = empty.access
+    for name, path in (("CA", known.ca), ("CERT", known.cert), ("KEY", known.key), ("USER_FILE", known.user_file)):
+        monkeypatch.setenv(f"KVITTO_ETCD_{name}", str(path))
+    asked = ("cluster", "status", "--etcd", empty.etcd.url, "--cluster")
+    shown = kvitto(*asked, "test")
+    assert shown.returncode == 1 and "there is no cluster test in etcd" in shown.stderr
+    other = kvitto(*asked, "other")
+    assert other.returncode == 1 and "the right to read and write the keys kvitto/other/" in other.stderr
+    wrong = kvitto(*asked, "test", "--etcd-ca", str(known.cert))
+    assert wrong.returncode == 1 and "--etcd-ca has to have the authority that signed it" in wrong.stderr
+    assert "Traceback" not in shown.stderr + other.stderr + wrong.stderr
 
 
 def test_one_endpoint_that_is_not_trusted_does_not_keep_a_node_from_the_others(empty: Guarded, tmp_path: Path) -> None:
