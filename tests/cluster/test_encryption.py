@@ -274,7 +274,7 @@ def test_a_leader_that_stands_still_in_a_handshake_is_given_up_in_time(place: Pl
 
 
 @pytest.mark.parametrize(
-    "sent", [b"GET / HTTP/1.1\r\n\r\n", b"AMQP\x00\x00\x09\x01", b"\x16" * 100, b"\x00", b"\x16\x03\x01\x00\x05hello"]
+    "sent", [b"GET / HTTP/1.1\r\n\r\n", b"AMQP\x00\x00\x09\x01", b"\x16" * 100, bytes(8), b"\x16\x03\x01\x00\x05hello"]
 )
 def test_what_is_neither_tls_nor_a_follower_is_not_answered_for_long(
     leader: Leading, sent: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -77,6 +77,8 @@ class NodeTls:
         load_authorities(made, NODES, self._ca)
         made.verify_mode = ssl.CERT_REQUIRED
         made.options |= ssl.OP_NO_RENEGOTIATION  # a write never has to wait for a read
+        made.options |= ssl.OP_NO_TICKET  # each connection shows its certificate, which may have expired since the last one
+        made.num_tickets = 0
         return made
 
     @property
@@ -152,6 +154,8 @@ def why_not_leader(error: OSError) -> str:
         )
     if isinstance(error, TimeoutError):
         return "no TLS handshake in time"
+    if isinstance(error, ssl.SSLEOFError | ConnectionError):
+        return f"the leader has ended the connection in the TLS handshake; does it have {NODES}-cert?"
     return f"no TLS handshake ({reason(error)}): {NODES}-cert has to be given on both sides, or on neither"
 
 
