@@ -77,7 +77,8 @@ class NodeTls:
         load_authorities(made, NODES, self._ca)
         made.verify_mode = ssl.CERT_REQUIRED
         made.options |= ssl.OP_NO_RENEGOTIATION  # a write never has to wait for a read
-        made.options |= ssl.OP_NO_TICKET  # each connection shows its certificate, which may have expired since the last one
+        # each connection shows its certificate, which may have expired since the last one
+        made.options |= ssl.OP_NO_TICKET
         made.num_tickets = 0
         return made
 
