@@ -53,6 +53,8 @@ def test_a_cluster_is_made_once(etcd: FakeEtcd, tmp_path: Path) -> None:
     assert made.returncode == 0 and "cluster kvitto is made" in made.stdout
     assert "nothing is confirmed before 2 nodes are in sync" in made.stdout
     assert "already: start its nodes" in refused("cluster", "init", "--etcd", etcd.url, "--data-dir", two)
+    again = kvitto("cluster", "init", "--once", "--etcd", etcd.url, "--data-dir", two)
+    assert (again.returncode, again.stdout) == (0, "there is a cluster kvitto\n") and not (tmp_path / "two").exists()
     other = kvitto("cluster", "init", "--etcd", etcd.url, "--data-dir", two, "--cluster", "b", "--min-in-sync", "1")
     assert other.returncode == 0
     shown = kvitto("cluster", "status", "--etcd", etcd.url, "--json")
@@ -122,6 +124,8 @@ def test_a_node_starts_on_no_guess(etcd: FakeEtcd, key: Path, tmp_path: Path) ->
         ({"etcd": "http://x", "followers": "0.0.0.0:1"}, "--advertise HOST:PORT is needed"),
         ({"etcd": "http://x", "followers": "h:1", "advertise": "h"}, "is no address"),
         ({"etcd": "http://x", "followers": "h:1"}, "needs --cluster-key"),
+        ({"etcd_user_file": Path("user")}, "--etcd-user-file needs --etcd"),
+        ({"etcd_ca": Path("ca")}, "--etcd-ca needs --etcd"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(settings: dict[str, object], why: str) -> None:

@@ -8,13 +8,14 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import kvitto
 from kvitto.client.blocking.connection import SyncConnection
 from kvitto.client.errors import AMQPError
-from kvitto.server.etcd import Etcd
+from kvitto.server.etcd import NOTHING, Access, Etcd
 from tests.cli.process import kvitto as command
 from tests.cluster.publisher import Publisher
 from tests.crash.serve import STOP_S
@@ -39,8 +40,9 @@ class Node:
     def start(self) -> None:
         arguments = ["serve", "--data-dir", str(self.data), "--port", str(self.port), "--http-port", str(self.http)]
         arguments += ["--followers", self.address, "--etcd", self.cluster.etcd.url, "--cluster-key"]
+        arguments += [str(self.cluster.key), *self.cluster.options, *self.cluster.access]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "kvitto.cli.main", *arguments, str(self.cluster.key)],
+            [sys.executable, "-m", "kvitto.cli.main", *arguments],
             stdout=subprocess.PIPE,
             stderr=self.errors,
             text=True,
@@ -84,10 +86,24 @@ class Node:
 
 
 class Cluster:
-    def __init__(self, place: Path, etcd: FakeEtcd | RealEtcd, count: int = 3, minimum: int = 2) -> None:
+    def __init__(
+        self,
+        place: Path,
+        etcd: FakeEtcd | RealEtcd,
+        count: int = 3,
+        minimum: int = 2,
+        options: Sequence[str] = (),
+        known: Access = NOTHING,
+    ) -> None:
+        """`options`: further ones of the nodes. `known`: how nodes and commands get into etcd."""
         self.place = place
         self.etcd = etcd
-        self.register = Etcd([etcd.url], "kvitto")
+        self.options = list(options)
+        files = {"ca": known.ca, "cert": known.cert, "key": known.key, "user-file": known.user_file}
+        self.access = [
+            word for name, path in files.items() if path is not None for word in (f"--etcd-{name}", str(path))
+        ]
+        self.register = Etcd([etcd.url], "kvitto", known)
         self.key = place / "key"
         self.key.write_text("a key that all of them share\n")
         self.key.chmod(0o600)
@@ -99,7 +115,7 @@ class Cluster:
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         name, *rest = arguments
-        return command("cluster", name, "--etcd", self.etcd.url, *rest)
+        return command("cluster", name, "--etcd", self.etcd.url, *self.access, *rest)
 
     def leader(self) -> Node | None:
         """The node that sits in the leader's seat, if it serves."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import shutil
 import socket
+import ssl
 import subprocess
 import tempfile
 import threading
@@ -14,9 +16,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from tests.support.certificates import Authority
 from tests.support.wait import wait_until
 
 Json = dict[str, Any]
+LOOPBACK = "IP:127.0.0.1,DNS:localhost"
 
 
 class FakeEtcd:
@@ -120,28 +124,67 @@ def real_etcd() -> str | None:
 
 
 class RealEtcd:
-    """A process of etcd with one node."""
+    """A process of etcd with one node. With `tls` clients need TLS, and a certificate of the same authority."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place: Path, tls: Authority | None = None) -> None:
         path = real_etcd()
         assert path is not None
         client, peer = free_port(), free_port()
-        self.url = f"http://127.0.0.1:{client}"
+        self.url = f"{'https' if tls is not None else 'http'}://127.0.0.1:{client}"
         peers = f"http://127.0.0.1:{peer}"
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
-        command = [path, "--data-dir", str(place / "etcd"), "--name", "one", "--listen-client-urls", self.url]
-        command += ["--advertise-client-urls", self.url, "--listen-peer-urls", peers]
-        command += ["--initial-advertise-peer-urls", peers, "--initial-cluster", f"one={peers}"]
-        self.process = subprocess.Popen(
-            command,
-            stdout=self._log,
-            stderr=self._log,
-        )
+        self._command = [path, "--data-dir", str(place / "etcd"), "--name", "one", "--listen-client-urls", self.url]
+        self._command += ["--advertise-client-urls", self.url, "--listen-peer-urls", peers]
+        self._command += ["--initial-advertise-peer-urls", peers, "--initial-cluster", f"one={peers}"]
+        self._command += ["--bcrypt-cost", "4"]  # a login costs nothing then
+        self._context: ssl.SSLContext | None = None
+        self._known: list[str] = []
+        if tls is not None:
+            own, admin = tls.sign("etcd", "/CN=etcd", LOOPBACK), tls.sign("admin", "/CN=admin")
+            self._command += ["--cert-file", str(own.cert), "--key-file", str(own.key)]
+            self._command += ["--client-cert-auth", "--trusted-ca-file", str(tls.cert)]
+            self._context = ssl.create_default_context(cafile=tls.cert)
+            self._context.load_cert_chain(admin.cert, admin.key)
+            self._known = [f"--cacert={tls.cert}", f"--cert={admin.cert}", f"--key={admin.key}"]
+        self.start()
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(self._command, stdout=self._log, stderr=self._log)
         wait_until(self._answers, what="etcd answers")
+
+    def control(self, *arguments: str, user: str = "") -> str:
+        """Run `etcdctl`."""
+        known = [*self._known, *([f"--user={user}"] if user else [])]
+        done = subprocess.run(
+            ["etcdctl", f"--endpoints={self.url}", *known, *arguments],
+            env={**os.environ, "ETCDCTL_API": "3"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def add_users(self, name: str) -> None:
+        """Let in only users: root (secret), node (node's) with the right to one cluster's keys, and other (other's) without any."""
+        for user in ("root:secret", "node:node's", "other:other's"):
+            self.control("user", "add", user)
+        self.control("role", "add", "root")
+        self.control("role", "add", "kvitto")
+        self.control("role", "grant-permission", "kvitto", "readwrite", "--prefix=true", f"kvitto/{name}/")
+        self.control("user", "grant-role", "root", "root")
+        self.control("user", "grant-role", "node", "kvitto")
+        self.control("auth", "enable")
 
     def _answers(self) -> bool:
         assert self.process.poll() is None, "etcd has ended"
-        connection = http.client.HTTPConnection(self.url.removeprefix("http://"), timeout=5)
+        where = self.url.partition("://")[2]
+        if self._context is not None:
+            connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+                where, timeout=5, context=self._context
+            )
+        else:
+            connection = http.client.HTTPConnection(where, timeout=5)
         try:
             connection.request("GET", "/health")
             return b"true" in connection.getresponse().read()
@@ -150,9 +193,12 @@ class RealEtcd:
         finally:
             connection.close()
 
-    def stop(self) -> None:
+    def kill(self) -> None:
         self.process.kill()
         self.process.wait()
+
+    def stop(self) -> None:
+        self.kill()
         self._log.close()
 
 

@@ -89,8 +89,19 @@ class Config:
     """The address HOST:PORT of the broker that this process follows; "" means that it is a broker itself."""
     cluster_key: Path | None = None
     """A file with the key that a broker and its followers share."""
+    cluster_tls_cert: Path | None = None
+    cluster_tls_key: Path | None = None
+    cluster_tls_ca: Path | None = None
+    """With these three a broker and its followers encrypt their connections, and each shows the other its certificate."""
     etcd: str = ""
     """The addresses of the etcd by which the nodes of a cluster elect their leader, separated by commas; "" means no elections."""
+    etcd_ca: Path | None = None
+    """The authorities of the certificates of an etcd whose addresses begin with https; None means those that this machine trusts."""
+    etcd_cert: Path | None = None
+    etcd_key: Path | None = None
+    """The certificate that is shown to etcd, and its key."""
+    etcd_user_file: Path | None = None
+    """A file whose first line is a user of etcd and the password, USER:PASSWORD."""
     cluster: str = "kvitto"
     """The name of the cluster in etcd."""
     advertise: str = ""
@@ -173,6 +184,16 @@ class Config:
             raise ConfigError(f"--{'followers' if self.followers else 'follow'} needs --cluster-key")
         if self.cluster_key is not None and not (self.followers or self.follow):
             raise ConfigError("--cluster-key needs --followers or --follow")
+        for name in NODE_TLS:
+            if getattr(self, name) is not None and not (self.followers or self.follow):
+                raise ConfigError(f"{option(name)} needs --followers or --follow")
+            if getattr(self, name) is None and any(getattr(self, other) is not None for other in NODE_TLS):
+                raise ConfigError(
+                    f"{option(name)} is missing: TLS between nodes needs {', '.join(map(option, NODE_TLS))}"
+                )
+        for name in ("etcd_ca", "etcd_cert", "etcd_key", "etcd_user_file"):
+            if getattr(self, name) is not None and not self.etcd:
+                raise ConfigError(f"{option(name)} needs --etcd")
         if self.min_in_sync > 1 and not self.followers:
             raise ConfigError("--min-in-sync needs --followers: a broker is in sync with itself")
         if self.followers and not self.sync:
@@ -260,6 +281,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"{f'; is it {alike[0]}?' if alike else ';'} known are {', '.join(names)}"
 
 
+NODE_TLS = ("cluster_tls_cert", "cluster_tls_key", "cluster_tls_ca")
 COUNTS = {"max_connections": 1 << 31, "max_channels": limits.CHANNEL_MAX, "max_queues": 1 << 31, "min_in_sync": 17}
 PORTS = ("port", "http_port", "tls_port", "https_port")
 TYPES: dict[str, tuple[type, ...]] = {
@@ -291,14 +313,22 @@ TYPES: dict[str, tuple[type, ...]] = {
     "followers": (str,),
     "follow": (str,),
     "cluster_key": (str,),
+    "cluster_tls_cert": (str,),
+    "cluster_tls_key": (str,),
+    "cluster_tls_ca": (str,),
     "etcd": (str,),
+    "etcd_ca": (str,),
+    "etcd_cert": (str,),
+    "etcd_key": (str,),
+    "etcd_user_file": (str,),
     "cluster": (str,),
     "advertise": (str,),
     "min_in_sync": (int,),
 }
 SWITCHES = ("sync", "foreign_hashes")
 """Settings that are on or off, in words."""
-PATHS = {"data_dir", "tls_cert", "tls_key", "tls_ca", "default_pass_file", "definitions", "cluster_key"}
+PATHS = {"data_dir", "tls_cert", "tls_key", "tls_ca", "default_pass_file", "definitions", "cluster_key", *NODE_TLS}
+PATHS |= {"etcd_ca", "etcd_cert", "etcd_key", "etcd_user_file"}
 READ = {"disk_free_limit": size, "memory_limit": memory} | dict.fromkeys(PATHS, place)
 """The functions that turn the text of a setting into its value, for settings whose value is not the text itself."""
 

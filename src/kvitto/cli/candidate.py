@@ -19,12 +19,12 @@ from typing import NoReturn
 from kvitto.base.clock import SystemClock
 from kvitto.base.config import Config, address
 from kvitto.base.errors import StoreFull
-from kvitto.cli.following import AGAIN_S, Stopped, stop, talk
+from kvitto.cli.following import AGAIN_S, Stopped, connected, stop, talk, why_ended
 from kvitto.cluster.follower import Follower
 from kvitto.cluster.handshake import Refused, read_key
 from kvitto.cluster.promotion import begin_epoch
 from kvitto.cluster.records import StreamError
-from kvitto.cluster.register import Document, Register, RegisterError, Seat, Seen, Unanswered
+from kvitto.cluster.register import Document, NotAllowed, Register, RegisterError, Seat, Seen, Unanswered
 from kvitto.cluster.state import (
     Following,
     Member,
@@ -37,9 +37,10 @@ from kvitto.cluster.state import (
     write_following,
     write_member,
 )
-from kvitto.server.etcd import Etcd
+from kvitto.server.etcd import Etcd, access
 from kvitto.server.lease import TTL_S, Lease, boottime
 from kvitto.server.listening import in_url
+from kvitto.server.node_tls import node_tls
 from kvitto.server.notify import Notify
 from kvitto.server.tenure import PROMISE_S, Damaged, Deposed, Election
 from kvitto.store import paths
@@ -69,7 +70,7 @@ def run_node(config: Config, lead: Callable[[Election], int]) -> int:
     try:
         lock = disk.lock(paths.LOCK)
         refuse_incomplete(disk)
-        register = Etcd(config.etcd.split(","), config.cluster)
+        register = Etcd(config.etcd.split(","), config.cluster, access(config))
         candidate = Candidate(config, disk, register, notify)
         election = candidate.wait()
         del lock, candidate
@@ -133,6 +134,7 @@ class Candidate:
         self._where = f"cluster {register.name} in etcd at {register.where}"
         self._notify = notify
         self._key = read_key(config.cluster_key) if config.cluster_key is not None else b""
+        self._tls = node_tls(config)
         self._process = new_id()
         self._said = ""
         self._pause = AGAIN_S
@@ -151,7 +153,7 @@ class Candidate:
 
     def wait(self) -> Election:
         """Follow until this node is elected. Raises Refused, StoreError, RegisterError, or Stopped."""
-        self.member = self._known(self._seen())
+        self.member = self._known(self._seen(at_start=True))
         line = f"kvitto node member={self.member.member[:8]} cluster={self._config.cluster} data={self._disk.root} pid={os.getpid()}"
         print(line, flush=True)
         self._notify.ready(line)
@@ -174,12 +176,14 @@ class Candidate:
             self._say(why)
             time.sleep(REST_S)
 
-    def _seen(self) -> Seen:
-        """Read the register, again and again until it answers."""
+    def _seen(self, at_start: bool = False) -> Seen:
+        """Read the register, again and again until it answers. Raises Refused at a start that the register does not allow."""
         while True:
             try:
                 return self._register.read()
             except Unanswered as error:
+                if at_start and isinstance(error, NotAllowed):
+                    raise Refused(str(error)) from None
                 self._notify.alive()
                 self._say(str(error))
                 time.sleep(REST_S)
@@ -244,10 +248,10 @@ class Candidate:
             )
         follower.where, follower.left = seat.address, False
         watch, why, before = None, "", follower.place
+        silence = AGAIN_SILENCE_S if self._followed == seat.process else SILENCE_S
         try:
-            with socket.create_connection(address(seat.address), AGAIN_SILENCE_S) as sock:
+            with connected(address(seat.address), AGAIN_SILENCE_S, self._tls, silence) as sock:
                 watch = Watch(self._register, seat, sock, self._silent_s)
-                silence = AGAIN_SILENCE_S if self._followed == seat.process else SILENCE_S
                 talk(follower, sock, silence, lambda: self._heard(seat, sock))
             why = "the leader has closed the connection"
             if follower.left:
@@ -266,7 +270,7 @@ class Candidate:
         except StreamError as error:
             why = f"refused what came: {error}"
         except OSError as error:
-            why = str(error)
+            why = why_ended(error)
         finally:
             if watch is not None:
                 watch.stop()
@@ -395,7 +399,8 @@ class Watch:
                 over = self._silent_s() > PROMISE_S if seat is None else seat.process != self._seat.process
                 if over and not self._ended.is_set():
                     with suppress(OSError):
-                        self._sock.shutdown(socket.SHUT_RDWR)
+                        # with TLS its own `shutdown` would take the encryption away below the other thread
+                        socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
                     return
 
     def stop(self) -> None:

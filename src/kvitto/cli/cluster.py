@@ -16,17 +16,24 @@ from pathlib import Path
 from typing import Any
 
 from kvitto.base.config import ConfigError
+from kvitto.base.environment import variable
 from kvitto.base.errors import StoreError
 from kvitto.base.table import printable
 from kvitto.cluster.handshake import Refused
-from kvitto.cluster.register import MEMBERS_MAX, Document, RegisterError, Unanswered
+from kvitto.cluster.register import MEMBERS_MAX, Document, NotAllowed, RegisterError, Unanswered
 from kvitto.cluster.state import Member, epoch_of, new_id, read_following, read_history, read_member, write_member
-from kvitto.server.etcd import Etcd
+from kvitto.server.etcd import Access, Etcd
 from kvitto.store import paths
 from kvitto.store.disk import RealDisk
 from kvitto.store.store import refuse_foreign, refuse_inside
 
 ETCD, CLUSTER = "KVITTO_ETCD", "KVITTO_CLUSTER"
+ACCESS = (
+    ("etcd-ca", "PEM", "authorities of an https etcd (default: $KVITTO_ETCD_CA, or those of this machine)"),
+    ("etcd-cert", "PEM", "certificate that is shown to etcd (default: $KVITTO_ETCD_CERT)"),
+    ("etcd-key", "PEM", "its key (default: $KVITTO_ETCD_KEY)"),
+    ("etcd-user-file", "FILE", "file with USER:PASSWORD of etcd (default: $KVITTO_ETCD_USER_FILE)"),
+)
 REFUSED, USAGE, UNANSWERED = 1, 2, 3
 MINIMUM = 2
 
@@ -42,6 +49,11 @@ def add_parser(commands: Any) -> None:
         command.add_argument("--etcd", default=etcd, metavar="URL,...", help=f"(default: ${ETCD}, or {etcd})")
         cluster = os.environ.get(CLUSTER, "kvitto")
         command.add_argument("--cluster", default=cluster, metavar="NAME", help=f"(default: ${CLUSTER}, or {cluster})")
+        for option, metavar, text in ACCESS:
+            value = os.environ.get(variable(option.replace("-", "_")))
+            command.add_argument(
+                f"--{option}", type=Path, default=Path(value) if value else None, metavar=metavar, help=text
+            )
         command.set_defaults(run=lambda args: answered(run, args))
         return command
 
@@ -49,6 +61,8 @@ def add_parser(commands: Any) -> None:
     init.add_argument("--data-dir", type=Path, required=True, metavar="DIR", help="a broker's directory, or a new one")
     text = f"confirm what so many nodes have synced, the leader among them (default: {MINIMUM})"
     init.add_argument("--min-in-sync", type=int, default=MINIMUM, metavar="N", help=text)
+    text = "do nothing if there is a cluster of this name, for a start without people"
+    init.add_argument("--once", action="store_true", help=text)
     status = add("status", show, "show who leads, and who is in sync")
     status.add_argument("--json", action="store_true", help="print one JSON object")
     force = add(
@@ -68,10 +82,11 @@ def add_parser(commands: Any) -> None:
 
 def answered(run: Callable[[argparse.Namespace, Etcd], None], args: argparse.Namespace) -> int:
     try:
-        run(args, Etcd(args.etcd.split(","), args.cluster))
+        known = Access(args.etcd_ca, args.etcd_cert, args.etcd_key, args.etcd_user_file)
+        run(args, Etcd(args.etcd.split(","), args.cluster, known))
     except ConfigError as error:
         return told(error, USAGE)
-    except (RegisterError, Refused, StoreError) as error:
+    except (NotAllowed, RegisterError, Refused, StoreError) as error:
         return told(error, REFUSED)
     except Unanswered as error:
         return told(error, UNANSWERED)
@@ -95,6 +110,9 @@ def told(error: Exception, code: int) -> int:
 def begin(args: argparse.Namespace, register: Etcd) -> None:
     check_minimum(args.min_in_sync)
     seen = register.read()
+    if seen.document is not None and args.once:
+        print(f"there is a cluster {register.name}")
+        return
     if seen.document is not None:
         raise Refused(f"there is a cluster {register.name} in etcd at {register.where} already: start its nodes")
     disk = directory(args.data_dir)

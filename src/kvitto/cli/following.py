@@ -21,6 +21,7 @@ from kvitto.base.errors import StoreFull
 from kvitto.cluster.follower import Follower
 from kvitto.cluster.handshake import Refused, read_key
 from kvitto.cluster.records import StreamError
+from kvitto.server.node_tls import NodeTls, is_about_certificate, node_tls, why_not_leader
 from kvitto.server.notify import Notify
 from kvitto.store import paths
 from kvitto.store.disk import RealDisk
@@ -49,7 +50,7 @@ def follow(config: Config) -> int:
     disk.makedirs("")
     lock = disk.lock(paths.LOCK)
     refuse_incomplete(disk)
-    follower = Follower(disk, SystemClock(), key, config.follow, log.info)
+    follower, tls = Follower(disk, SystemClock(), key, config.follow, log.info), node_tls(config)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     notify = Notify(os.environ)
@@ -57,7 +58,7 @@ def follow(config: Config) -> int:
     print(line, flush=True)
     notify.ready(line)
     try:
-        keep_following(follower, host, port)
+        keep_following(follower, host, port, tls)
     except Stopped:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
@@ -71,13 +72,13 @@ def stop(_number: int, _frame: object) -> None:
     raise Stopped
 
 
-def keep_following(follower: Follower, host: str, port: int) -> NoReturn:
+def keep_following(follower: Follower, host: str, port: int, tls: NodeTls | None) -> NoReturn:
     """Connect again and again."""
     pause, said = AGAIN_S, ""
     while True:
         before = follower.place
         try:
-            with socket.create_connection((host, port), CONNECT_S) as sock:
+            with connected((host, port), CONNECT_S, tls, CONNECT_S) as sock:
                 talk(follower, sock)
             why = "the leader has closed the connection"
         except StoreFull as error:
@@ -85,7 +86,7 @@ def keep_following(follower: Follower, host: str, port: int) -> NoReturn:
         except StreamError as error:
             why = f"refused what came: {error}"
         except OSError as error:
-            why = str(error)
+            why = why_ended(error)
         if follower.place > before:
             pause, said = AGAIN_S, ""
         if why != said:
@@ -93,6 +94,17 @@ def keep_following(follower: Follower, host: str, port: int) -> NoReturn:
             said = why
         time.sleep(pause)
         pause = min(2 * pause, AGAIN_MAX_S)
+
+
+def connected(leader: tuple[str, int], timeout_s: float, tls: NodeTls | None, silence_s: float) -> socket.socket:
+    """Connect to a leader, with TLS if nodes use it. It may then be silent for `silence_s`. Raises OSError."""
+    sock = socket.create_connection(leader, timeout_s)
+    return sock if tls is None else tls.begin(sock, leader[0], silence_s)
+
+
+def why_ended(error: OSError) -> str:
+    """Return why a connection has ended, in words."""
+    return why_not_leader(error) if is_about_certificate(error) else str(error)
 
 
 def unheard() -> None:

@@ -94,10 +94,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--cluster-key", type=path, metavar="FILE", help="file with the key that a broker and its followers share")
     add(
+        "--cluster-tls-cert",
+        type=path,
+        metavar="PEM",
+        help="encrypt what nodes send each other, with --cluster-tls-key and --cluster-tls-ca",
+    )
+    add("--cluster-tls-key", type=path, metavar="PEM")
+    add("--cluster-tls-ca", type=path, metavar="PEM", help="authorities that have signed the certificates of the nodes")
+    add(
         "--etcd",
         metavar="URL,...",
         help="be a node of a cluster that elects its leader by this etcd, with --followers and --cluster-key",
     )
+    add("--etcd-ca", type=path, metavar="PEM", help="authorities of an https etcd (default: those of this machine)")
+    add("--etcd-cert", type=path, metavar="PEM", help="certificate that is shown to etcd, with --etcd-key")
+    add("--etcd-key", type=path, metavar="PEM")
+    add("--etcd-user-file", type=path, metavar="FILE", help="file with a user of etcd and the password, USER:PASSWORD")
     add("--cluster", metavar="NAME", help="name of the cluster in etcd (default: kvitto)")
     add("--advertise", metavar="HOST:PORT", help="where other nodes reach --followers (default: there)")
     add(

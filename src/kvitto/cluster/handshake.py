@@ -14,11 +14,11 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import os
 import secrets
 from pathlib import Path
 from typing import Any
 
+from kvitto.base import private
 from kvitto.base.config import ConfigError
 from kvitto.cluster.records import Nonces, StreamError
 
@@ -113,17 +113,9 @@ class Inbox:
 
 def read_key(path: Path) -> bytes:
     """Read the shared key from its file. Raises ConfigError if it cannot be used, or if others may read it."""
-    option = f"--cluster-key {path}"
-    try:
-        with open(path, "rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            key = file.read(KEY_BYTES_MAX + 1).strip()
-    except OSError as error:
-        raise ConfigError(f"{option}: {error.strerror or error}") from error
-    if mode & 0o077:
-        raise ConfigError(f"{option} can be read by other users of this machine: chmod 600 {path}")
+    key = private.read("--cluster-key", path, KEY_BYTES_MAX + 1).strip()
     if not KEY_BYTES_MIN <= len(key) <= KEY_BYTES_MAX:
         raise ConfigError(
-            f"{option} must have {KEY_BYTES_MIN} to {KEY_BYTES_MAX} bytes: openssl rand -hex 32 > {path} makes one"
+            f"--cluster-key {path} must have {KEY_BYTES_MIN} to {KEY_BYTES_MAX} bytes: openssl rand -hex 32 > {path} makes one"
         )
     return hashlib.sha256(key).digest()

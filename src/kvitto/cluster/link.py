@@ -41,6 +41,8 @@ STEP_BYTES = 256 << 10
 STEP_RECORDS = 400
 """A step sends at most so many bytes, or so many records, which takes about a millisecond."""
 NAMES_AT_ONCE = 400
+TLS_BEGIN = b"\x16"
+"""The first byte of a follower that speaks TLS."""
 SUMS_BYTES_MAX = 256 << 20
 """The names and checksums that a follower may send: enough for some TiB."""
 
@@ -135,6 +137,10 @@ class Link:
         """Handle received bytes. Raises StreamError or Refused; the caller then sends `last_words` and ends the connection."""
         if self._decoder is None:
             self._inbox.feed(data)
+            if not self._begun and self._inbox.rest[:1] == TLS_BEGIN:
+                self._refuse(
+                    "the follower speaks TLS, and this leader does not: --cluster-tls-cert on both sides, or on neither"
+                )
             if not self._begun and not self._inbox.magic():
                 return
             self._begun = True

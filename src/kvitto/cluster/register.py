@@ -24,6 +24,13 @@ class Unanswered(Exception):
     """The register has not answered in time, or cannot be reached. A change that was asked for may have been made, or may be made later."""
 
 
+class NotAllowed(Unanswered):
+    """The register does not let this node in, or is not trusted: a certificate, a password or a right. Nothing has been changed.
+
+    An operator has to mend it, in the register or in a file, and then it works again by itself.
+    """
+
+
 @dataclass(frozen=True)
 class Document:
     """What all nodes of a cluster agree on."""

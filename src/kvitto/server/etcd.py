@@ -1,7 +1,8 @@
 """The register in etcd, by its JSON gateway and the standard library (etcd 3.4 and later).
 
-Each call has a deadline, but for the resolution of names, and none is made twice once it may have arrived: its caller knows then that it
-does not know the outcome (`Unanswered`). The keys are `kvitto/NAME/document` and `kvitto/NAME/leader`; the second one belongs to a lease.
+Each call has a deadline, but for the resolution of names: TLS handshakes and logins are within it. None is made twice once it may have been
+carried out: its caller knows then that it does not know the outcome (`Unanswered`). The keys are `kvitto/NAME/document` and
+`kvitto/NAME/leader`; the second one belongs to a lease.
 
 Source: etcd's API reference (https://etcd.io/docs/v3.5/dev-guide/api_grpc_gateway/). Numbers of 64 bits are strings there, and fields that
 are zero or false are left out.
@@ -11,17 +12,24 @@ from __future__ import annotations
 
 import base64
 import http.client
+import io
 import json
 import re
+import socket
+import ssl
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from kvitto.base.config import ConfigError
+from kvitto.base import private
+from kvitto.base.config import Config, ConfigError
 from kvitto.cluster.register import (
     Document,
+    NotAllowed,
     RegisterError,
     Seat,
     Seen,
@@ -29,6 +37,8 @@ from kvitto.cluster.register import (
     decoded,
     seat_from,
 )
+from kvitto.server.listening import in_url
+from kvitto.server.node_tls import ETCD, Renewed, client_context, is_about_certificate, reason
 
 NAME = r"[A-Za-z0-9_.-]{1,64}"
 PORT = 2379
@@ -40,15 +50,56 @@ ANSWER_BYTES_MAX = 1 << 20
 HTTP_OK = 200
 NOT_FOUND = 5
 """The code of gRPC that says that a lease is not there any more."""
-REFUSED = (3, 7, 12, 16)
+NO_RIGHT = 7
+NO_TOKEN = 16
+REFUSED = (3, NO_RIGHT, 12, NO_TOKEN)
 """Codes of gRPC that mean that the same call fails again: wrong argument, not allowed, not known, not authenticated."""
+NO_USERS = "authentication is not enabled"
+STALE = ("user name is empty", "auth store is old")
+"""Parts of what etcd says, beside NO_TOKEN, when a login is missing or has ended."""
 NO_SUCH_CALL = 404
+LOGIN = "/v3/auth/authenticate"
+USER_BYTES_MAX = 1024
+
+
+@dataclass(frozen=True)
+class Access:
+    """By what etcd and this node know each other."""
+
+    ca: Path | None = None
+    """The authorities of etcd's certificates, None: those that this machine trusts."""
+    cert: Path | None = None
+    key: Path | None = None
+    user_file: Path | None = None
+
+
+NOTHING = Access()
+
+
+Endpoint = tuple[str, str, int]
+"""Scheme, host and port."""
+
+
+class Unsent(Exception):
+    """An endpoint cannot be asked, and has not been. `denied`: it would not be another time, before somebody has mended it."""
+
+    def __init__(self, text: str, denied: bool = False) -> None:
+        super().__init__(text)
+        self.denied = denied
+
+
+class NoUsers(Exception):
+    """There is nothing to log in to: etcd lets everybody in."""
+
+
+class Stale(Exception):
+    """A call was not carried out, because there is no login, or none any more."""
 
 
 class Etcd:
     """Implements `kvitto.cluster.register.Register`. Calls block, and may come from several threads, one at a time each."""
 
-    def __init__(self, endpoints: Sequence[str], name: str) -> None:
+    def __init__(self, endpoints: Sequence[str], name: str, access: Access = NOTHING) -> None:
         """`endpoints`: URLs like http://10.0.0.1:2379. `name`: the name of the cluster. Raises ConfigError."""
         if not re.fullmatch(NAME, name):
             raise ConfigError(f"--cluster {name!r} is no name: up to 64 letters, digits, '_', '.' and '-'")
@@ -58,6 +109,23 @@ class Etcd:
         self.name = name
         self._document = f"kvitto/{name}/document"
         self._leader = f"kvitto/{name}/leader"
+        self._user_file = access.user_file
+        self._token: str | None = None
+        """What a login has given, "" if etcd has no users, None before a login."""
+        self._tls = self._renewed(access)
+        if self._user_file is not None:
+            user_in(self._user_file)
+
+    def _renewed(self, access: Access) -> Renewed | None:
+        """Return the TLS for endpoints that have it."""
+        ca, cert, key = access.ca, access.cert, access.key
+        if (cert is None) != (key is None):
+            raise ConfigError("--etcd-cert and --etcd-key belong together")
+        if any(scheme == "https" for scheme, _, _ in self._endpoints):
+            return Renewed(lambda: client_context(ETCD, ca, cert, key), (ca, cert, key))
+        if ca is not None or cert is not None:
+            raise ConfigError(f"--etcd-{'ca' if ca is not None else 'cert'} needs an address of etcd with https://")
+        return None
 
     # -- the register ------------------------------------------------------------------------------------------
 
@@ -127,62 +195,157 @@ class Etcd:
 
     def _call(self, path: str, body: dict[str, Any], again: bool = False) -> dict[str, Any]:
         """Return the answer of the first endpoint that gives one. `again`: the call may be made twice without harm."""
-        deadline, why = time.monotonic() + CALL_S, ""
+        deadline, why, denied = time.monotonic() + CALL_S, "", ""
         for endpoint in list(self._endpoints):
-            left = deadline - time.monotonic()
-            if left <= 0:
+            if time.monotonic() >= deadline:
                 break
-            connection = self._connection(endpoint, min(left, ENDPOINT_S))
             try:
-                try:
-                    connection.connect()
-                except OSError as error:  # nothing has been sent
-                    why = f"{endpoint[1]}:{endpoint[2]}: {error}"
-                    continue
-                try:
-                    return self._exchange(connection, path, body)
-                except (OSError, http.client.HTTPException, ValueError, Unanswered) as error:
-                    why = f"{endpoint[1]}:{endpoint[2]}: {error or type(error).__name__}"
-                    if not again:
-                        break
-            finally:
-                connection.close()
-                if why:
-                    self._last(endpoint)
+                return self._asked(endpoint, path, body, deadline)
+            except NotAllowed:
+                raise
+            except Unsent as error:
+                why = str(error)
+                denied = why if error.denied else denied
+                self._last(endpoint)
+            except (OSError, http.client.HTTPException, ValueError, Unanswered) as error:
+                why, denied = f"{_where(endpoint)}: {error or type(error).__name__}", ""
+                self._last(endpoint)
+                if not again:
+                    break
+        if denied:
+            raise NotAllowed(denied)
         raise Unanswered(f"etcd does not answer: {why or 'no time left'}")
 
-    def _connection(self, endpoint: tuple[str, str, int], timeout_s: float) -> http.client.HTTPConnection:
+    def _asked(self, endpoint: Endpoint, path: str, body: dict[str, Any], deadline: float) -> dict[str, Any]:
+        """Ask one endpoint, with a login if there is a user. A login that has ended is made once more."""
+        try:
+            return self._exchange(endpoint, path, body, deadline, self._login(endpoint, deadline))
+        except Stale as error:
+            if self._user_file is None:
+                text = f"etcd at {_where(endpoint)} wants a user ({error}): --etcd-user-file names one"
+                raise NotAllowed(text) from None
+        self._token = None
+        try:
+            return self._exchange(endpoint, path, body, deadline, self._login(endpoint, deadline))
+        except Stale as error:
+            raise NotAllowed(f"etcd at {_where(endpoint)} refuses the user of {self._user_file}: {error}") from None
+
+    def _login(self, endpoint: Endpoint, deadline: float) -> str:
+        """Return the token of a login, "" without one. Raises Unsent or NotAllowed."""
+        if self._user_file is None or self._token is not None:
+            return self._token or ""
+        where = _where(endpoint)
+        try:
+            name, password = user_in(self._user_file)
+            found = self._exchange(endpoint, LOGIN, {"name": name, "password": password}, deadline, "")
+            self._token = str(found["token"])
+        except ConfigError as error:
+            raise NotAllowed(str(error)) from None
+        except RegisterError as error:
+            raise NotAllowed(
+                f"etcd at {where} does not take user and password of --etcd-user-file {self._user_file}: {error}"
+            ) from None
+        except NoUsers:
+            self._token = ""
+        except NotAllowed:
+            raise
+        except (OSError, http.client.HTTPException, ValueError, KeyError, Unanswered) as error:
+            raise Unsent(f"{where}: no login: {error or type(error).__name__}") from None
+        return self._token
+
+    def _exchange(
+        self, endpoint: Endpoint, path: str, body: dict[str, Any], deadline: float, token: str
+    ) -> dict[str, Any]:
+        """Make one call of one endpoint. Raises Unsent, Stale, NotAllowed, RegisterError, or other errors if the outcome is not known."""
+        headers = {"Content-Type": "application/json", "Connection": "close"}
+        if token:
+            headers["Authorization"] = token
+        with self._connected(endpoint, deadline) as sock:
+            connection = http.client.HTTPConnection(endpoint[1], endpoint[2])
+            # etcd hashes a password slowly on purpose
+            until = deadline if path == LOGIN else min(deadline, time.monotonic() + ENDPOINT_S)
+            connection.sock = Bounded(sock, until)
+            try:
+                connection.request("POST", path, json.dumps(body), headers)
+                response = connection.getresponse()
+                data = response.read(ANSWER_BYTES_MAX)
+            except (ssl.SSLError, ConnectionError) as error:
+                # in TLS 1.3 a server looks at a certificate when the client has ended its handshake
+                if is_about_certificate(error):
+                    raise self._unsent(endpoint, error) from None
+                wants = "it may want another --etcd-cert" if endpoint[0] == "https" else "is it https:// there?"
+                raise Unanswered(f"{reason(error)}; {wants}") from None
+        return self._understood(endpoint, path, response.status, data)
+
+    def _connected(self, endpoint: Endpoint, deadline: float) -> socket.socket:
+        """Return a connection over which nothing has been sent, with TLS if the endpoint has it. Raises Unsent."""
         scheme, host, port = endpoint
-        if scheme == "https":
-            return http.client.HTTPSConnection(host, port, timeout=timeout_s)
-        return http.client.HTTPConnection(host, port, timeout=timeout_s)
+        try:
+            sock = connected(host, port, deadline)
+            if scheme == "http" or self._tls is None:
+                return sock
+            return with_tls(sock, self._tls.context, host, min(deadline, time.monotonic() + ENDPOINT_S))
+        except OSError as error:
+            raise self._unsent(endpoint, error) from None
 
     @staticmethod
-    def _exchange(connection: http.client.HTTPConnection, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json", "Connection": "close"})
-        response = connection.getresponse()
-        data = response.read(ANSWER_BYTES_MAX)
-        where = f"{connection.host}:{connection.port}"
+    def _unsent(endpoint: Endpoint, error: OSError) -> Unsent:
+        where = _where(endpoint)
+        if isinstance(error, ssl.SSLCertVerificationError):
+            text = (
+                f"the certificate of etcd at {where} is not accepted ({error.verify_message}): --etcd-ca has to have the authority that "
+                "signed it, and it has to be valid and to have this host among its names"
+            )
+            return Unsent(text, denied=True)
+        if is_about_certificate(error):
+            text = f"etcd at {where} does not accept the certificate of this node ({reason(error)}): "
+            return Unsent(
+                f"{text}--etcd-cert has to be one that is valid, and signed by an authority of etcd's", denied=True
+            )
+        if isinstance(error, ssl.SSLError):
+            return Unsent(f"{where}: no TLS handshake ({reason(error)}); is it http:// there?", denied=True)
+        return Unsent(f"{where}: {error or type(error).__name__}")
+
+    def _understood(self, endpoint: Endpoint, path: str, status: int, data: bytes) -> dict[str, Any]:
+        """Return what an answer says. Raises an error that says what etcd refuses."""
+        where = _where(endpoint)
         try:
             found = json.loads(data)
         except ValueError:
             found = None
         if not isinstance(found, dict):
-            if response.status == NO_SUCH_CALL:
+            if status == NO_SUCH_CALL:
                 raise RegisterError(f"what answers at {where} is no etcd, or has no gRPC gateway")
+            if b"CommonName" in data:
+                raise NotAllowed(
+                    f"etcd at {where} has users, and takes no certificate with a common name beside them: --etcd-cert has to be one "
+                    "whose subject has no CN, such as /O=kvitto"
+                )
             raise ValueError("an answer that is none of etcd's")
-        if response.status == HTTP_OK and "error" not in found:
+        if status == HTTP_OK and "error" not in found:
             return found
         code, text = found.get("code"), str(found.get("message") or found.get("error"))
         if code == NOT_FOUND and "lease" in text:  # it has ended
             return {}
-        if response.status == NO_SUCH_CALL:
+        if status == NO_SUCH_CALL:
             raise RegisterError(f"etcd at {where} does not know {path}: etcd 3.4 or later has to be there")
+        if path == LOGIN and NO_USERS in text:
+            raise NoUsers
+        if path != LOGIN and (code == NO_TOKEN or any(part in text for part in STALE)):
+            raise Stale(text)
+        if code == NO_RIGHT and self._user_file is None:
+            raise Stale(text)
+        if code == NO_RIGHT and path != LOGIN:
+            keys = f"kvitto/{self.name}/"
+            raise NotAllowed(
+                f"etcd at {where} refuses ({text}): this node's user needs the right to read and write the keys {keys}, "
+                f"`etcdctl role grant-permission ROLE readwrite --prefix=true {keys}`"
+            )
         if code in REFUSED:
             raise RegisterError(f"etcd at {where} refuses: {text}")
         raise Unanswered(text)
 
-    def _last(self, endpoint: tuple[str, str, int]) -> None:
+    def _last(self, endpoint: Endpoint) -> None:
         """Try this endpoint last from now on."""
         if len(self._endpoints) > 1:
             self._endpoints = [*(other for other in self._endpoints if other != endpoint), endpoint]
@@ -197,7 +360,99 @@ def understood() -> Iterator[None]:
         raise Unanswered(f"etcd's answer cannot be understood: {error!r}") from None
 
 
-def _endpoint(text: str) -> tuple[str, str, int]:
+def access(config: Config) -> Access:
+    """Return how the settings of a node say that it gets into etcd."""
+    return Access(config.etcd_ca, config.etcd_cert, config.etcd_key, config.etcd_user_file)
+
+
+def user_in(path: Path) -> tuple[str, str]:
+    """Return the user of etcd and the password in a file. Raises ConfigError."""
+    line = (
+        private.read("--etcd-user-file", path, USER_BYTES_MAX).decode(errors="replace").partition("\n")[0].rstrip("\r")
+    )
+    name, colon, password = line.partition(":")
+    if not (name and colon and password):
+        raise ConfigError(f"--etcd-user-file {path}: the first line must be USER:PASSWORD")
+    return name, password
+
+
+# -- sockets with a deadline -----------------------------------------------------------------------------------------
+
+
+def left(deadline: float) -> float:
+    """Return how much time is left. Raises TimeoutError."""
+    found = deadline - time.monotonic()
+    if found <= 0:
+        raise TimeoutError("no answer in time")
+    return found
+
+
+def connected(host: str, port: int, deadline: float) -> socket.socket:
+    """Connect to one of the addresses of a host. None of them takes more than ENDPOINT_S, and all together not more than is left."""
+    failed: OSError = TimeoutError("no answer in time")
+    for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.settimeout(min(left(deadline), ENDPOINT_S))
+            sock.connect(address)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except OSError as error:
+            sock.close()
+            failed = error
+        else:
+            return sock
+    raise failed
+
+
+def with_tls(sock: socket.socket, context: ssl.SSLContext, host: str, deadline: float) -> ssl.SSLSocket:
+    made = context.wrap_socket(sock, server_hostname=host, do_handshake_on_connect=False)
+    try:
+        made.settimeout(left(deadline))
+        made.do_handshake()  # the time is that of the whole handshake
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+class Bounded:
+    """As much of a socket as `http.client` uses. Everything has to be done before one moment."""
+
+    def __init__(self, sock: socket.socket, deadline: float) -> None:
+        self._sock = sock
+        self._deadline = deadline
+
+    def sendall(self, data: bytes) -> None:
+        self._sock.settimeout(left(self._deadline))
+        self._sock.sendall(data)
+
+    def makefile(self, _mode: str) -> io.BufferedReader:
+        return io.BufferedReader(Incoming(self._sock, self._deadline))
+
+    def close(self) -> None:
+        """Do nothing: the answer is still to be read, and the caller closes the socket."""
+
+
+class Incoming(io.RawIOBase):
+    """What comes over a socket, as long as there is time."""
+
+    def __init__(self, sock: socket.socket, deadline: float) -> None:
+        self._sock = sock
+        self._deadline = deadline
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, into: Any) -> int:
+        self._sock.settimeout(left(self._deadline))
+        return self._sock.recv_into(into)
+
+
+def _where(endpoint: Endpoint) -> str:
+    return f"{in_url(endpoint[1])}:{endpoint[2]}"
+
+
+def _endpoint(text: str) -> Endpoint:
     parts = urlsplit(text if "://" in text else f"http://{text}")
     try:
         port = parts.port or PORT

@@ -25,7 +25,9 @@ from kvitto.cluster.records import CHUNK_BYTES, Kind, StreamError
 from kvitto.cluster.ring import Ring, nothing
 from kvitto.cluster.state import begin_history
 from kvitto.cluster.tapping import TapDisk
+from kvitto.server.encrypted import Encrypted
 from kvitto.server.listening import bind, in_url
+from kvitto.server.node_tls import node_tls
 from kvitto.server.tenure import Deposed, Election, Tenure
 from kvitto.store.commit import Commit, GroupCommit
 from kvitto.store.disk import Disk
@@ -78,6 +80,10 @@ class Clients(Protocol):
         ...
 
 
+Incoming = asyncio.StreamReader | Encrypted
+Outgoing = asyncio.StreamWriter | Encrypted
+
+
 class Followers:
     def __init__(self, config: Config, disk: Disk, election: Election | None = None) -> None:
         """`election`: by which this node leads, if leaders are elected."""
@@ -87,6 +93,8 @@ class Followers:
         self.disk = TapDisk(disk, self.ring, inherited.tree if inherited is not None else None)
         self._host, self._wanted = address(config.followers)
         self._leader = Leader(self.disk, self.ring, read_key(config.cluster_key))
+        self._tls = node_tls(config)
+        """The TLS of connections to followers, None if they are not encrypted."""
         self._leader.is_silent = lambda link: self._silent_s(link) > GONE_S
         if inherited is not None:
             self._leader.continued = inherited.session, self.ring.next
@@ -365,15 +373,23 @@ class Followers:
         self._leader.links.append(link)
         self._serving[link] = asyncio.current_task()
         wake = self._wakes[link] = asyncio.Event()
-        receiving = asyncio.get_running_loop().create_task(self._receive(reader, link, wake))
+        incoming: Incoming = reader
+        out: Outgoing = writer
+        receiving: asyncio.Task[None] | None = None
         try:
             set_up(writer)
-            await self._send(link, writer, wake, receiving)
+            if self._tls is not None:
+                incoming = out = Encrypted(reader, writer, self._tls.leading)
+                async with asyncio.timeout(HANDSHAKE_S):
+                    await out.shake_hands()
+            receiving = asyncio.get_running_loop().create_task(self._receive(incoming, link, wake))
+            await self._send(link, out, wake, receiving)
         except Behind:
             log.warning("follower %s is too far behind, and has to compare its files again", link.where)
         except (Refused, StreamError) as error:
             log.warning("follower %s: %s", link.where, error)
-            writer.write(link.last_words)
+            if link.last_words:
+                out.write(link.last_words)
         except (OSError, EOFError) as error:
             if link.member:
                 log.warning("follower %s is gone: %s", link.where, str(error) or "it has closed the connection")
@@ -384,14 +400,15 @@ class Followers:
         except Exception:  # whatever is wrong with one connection, the broker goes on
             log.exception("follower %s cannot be served", link.where)
         finally:
-            receiving.cancel()
+            if receiving is not None:
+                receiving.cancel()
             self._leader.links.remove(link)
             self._received_at.pop(link, None)
             del self._serving[link]
             del self._wakes[link]
             writer.close()
 
-    async def _receive(self, reader: asyncio.StreamReader, link: Link, wake: asyncio.Event) -> None:
+    async def _receive(self, reader: Incoming, link: Link, wake: asyncio.Event) -> None:
         try:
             while data := await reader.read(READ_BYTES):
                 self._received_at[link] = time.monotonic()
@@ -404,9 +421,7 @@ class Followers:
         finally:
             wake.set()
 
-    async def _send(
-        self, link: Link, writer: asyncio.StreamWriter, wake: asyncio.Event, receiving: asyncio.Task[None]
-    ) -> None:
+    async def _send(self, link: Link, writer: Outgoing, wake: asyncio.Event, receiving: asyncio.Task[None]) -> None:
         loop = asyncio.get_running_loop()
         began, state = loop.time(), link.state
         while not link.replaced:

@@ -42,40 +42,51 @@ def context(cert: Path, key: Path, ca: Path | None = None) -> ssl.SSLContext:
 
     Raises ConfigError for files that cannot be read or used. It never asks for a passphrase.
     """
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    made.minimum_version = ssl.TLSVersion.TLSv1_2
+    load_pair(made, "--tls", cert, key)
+    if key.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
+        log.warning("--tls-key %s can be read by other users of this machine: chmod 600 it", key)
+    if ca is not None:
+        load_authorities(made, "--tls", ca)
+        made.verify_mode = ssl.CERT_OPTIONAL
+    return made
+
+
+def load_pair(made: ssl.SSLContext, options: str, cert: Path, key: Path) -> None:
+    """Load a certificate and its key. `options`: what the names of their options begin with. Raises ConfigError."""
+    cert_option, key_option = f"{options}-cert {cert}", f"{options}-key {key}"
 
     def locked() -> str:
         raise ConfigError(
-            f"--tls-key {key}: the key has a passphrase, Kvitto needs a key without one (openssl pkey removes it)"
+            f"{key_option}: the key has a passphrase, Kvitto needs a key without one (openssl pkey removes it)"
         )
 
-    _readable("--tls-cert", cert)
-    _readable("--tls-key", key)
-    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    made.minimum_version = ssl.TLSVersion.TLSv1_2
+    _readable(cert_option, cert)
+    _readable(key_option, key)
     try:
         # load_cert_chain does not say which of the two files is not PEM, so the certificate is checked alone first
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cafile=cert)
     except ssl.SSLError:
-        raise ConfigError(f"--tls-cert {cert}: this is no certificate in PEM form") from None
+        raise ConfigError(f"{cert_option}: this is no certificate in PEM form") from None
     try:
         made.load_cert_chain(cert, key, password=locked)
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
-            raise ConfigError(f"--tls-key {key}: the key does not belong to --tls-cert {cert}") from None
+            raise ConfigError(f"{key_option}: the key does not belong to {cert_option}") from None
         if error.reason is None:
-            raise ConfigError(f"--tls-key {key}: this is no private key in PEM form") from None
+            raise ConfigError(f"{key_option}: this is no private key in PEM form") from None
         reason = error.reason.lower().replace("_", " ")
-        raise ConfigError(f"--tls-cert {cert} with --tls-key {key}: {reason}") from None
-    if key.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
-        log.warning("--tls-key %s can be read by other users of this machine: chmod 600 it", key)
-    if ca is not None:
-        _readable("--tls-ca", ca)
-        try:
-            made.load_verify_locations(cafile=ca)
-        except ssl.SSLError:
-            raise ConfigError(f"--tls-ca {ca}: this is no certificate in PEM form") from None
-        made.verify_mode = ssl.CERT_OPTIONAL
-    return made
+        raise ConfigError(f"{cert_option} with {key_option}: {reason}") from None
+
+
+def load_authorities(made: ssl.SSLContext, options: str, ca: Path) -> None:
+    """Load the authorities whose certificates are accepted. Raises ConfigError."""
+    _readable(f"{options}-ca {ca}", ca)
+    try:
+        made.load_verify_locations(cafile=ca)
+    except ssl.SSLError:
+        raise ConfigError(f"{options}-ca {ca}: this is no certificate in PEM form") from None
 
 
 class TlsFiles:
@@ -136,4 +147,4 @@ def _readable(option: str, path: Path) -> None:
         with path.open("rb"):
             pass
     except OSError as error:
-        raise ConfigError(f"{option} {path}: {error.strerror}") from None
+        raise ConfigError(f"{option}: {error.strerror}") from None
