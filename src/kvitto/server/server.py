@@ -22,6 +22,7 @@ from kvitto.base.errors import CONNECTION_FORCED, ConnectionError_, StoreError
 from kvitto.base.process import files_reserve, open_files, open_files_max
 from kvitto.broker.administration.auth import FirstUser
 from kvitto.broker.broker import Broker
+from kvitto.cluster.passing import AMQP, AMQPS, HTTP, HTTPS
 from kvitto.protocol.hub import Hub
 from kvitto.protocol.states import RUNNING
 from kvitto.protocol.unacked import Held, held
@@ -32,6 +33,7 @@ from kvitto.server.followers import Followers
 from kvitto.server.heartbeats import Heartbeats
 from kvitto.server.listening import bind
 from kvitto.server.logins import Logins
+from kvitto.server.passed import Take
 from kvitto.server.peer import INBOX, Peer
 from kvitto.server.poller import Loop
 from kvitto.server.shovels import Shovels
@@ -86,6 +88,9 @@ class Server(Driving):
         self._watermarks: Watermarks
         self._servers: list[Any] = []
         self._acceptors: list[Acceptor] = []
+        passed = self.followers.passed if self.followers is not None else None
+        self._takers: dict[str, Take] = passed.services if passed is not None else {}
+        """What takes connections of clients, for each service (`cluster/passing.py`)."""
         self._other_files = 0
         """The number of open files after the start that belong neither to the store nor to a connection."""
         self._tls: TlsFiles | None = None
@@ -239,6 +244,7 @@ class Server(Driving):
         )
         self._acceptors.append(acceptor)
         self._servers.append(acceptor)
+        self._takers[AMQP if files is None else AMQPS] = acceptor.take
         return await acceptor.listen(self.config.hosts, port)
 
     async def _listen_for_http(self) -> None:
@@ -249,9 +255,11 @@ class Server(Driving):
         self._servers.append(listener)
         if config.http_port is not None:
             self.http_port = await listener.listen(await bind(config.http_hosts, config.http_port))
+            self._takers[HTTP] = listener.taker()
         if config.https_port is not None and files is not None:
             sockets = await bind(config.http_hosts, config.https_port)
             self.https_port = await listener.listen(sockets, lambda: files.context)
+            self._takers[HTTPS] = listener.taker()
 
     def _has_room(self) -> bool:
         """Return whether there is a descriptor for one more peer, even if that one only gets a refusal."""
