@@ -170,6 +170,7 @@ def replication(call: Call) -> dict[str, Any]:
         "epoch": document.epoch,
         "leader": document.leader,
         "members": list(document.members),
+        "nodes": cluster.nodes(call.api),
     }
     return {"min_in_sync": document.minimum, "followers": followers, "cluster": found}
 

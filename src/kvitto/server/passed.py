@@ -26,7 +26,7 @@ class PassedOn:
         self._key = key
         self._cluster = cluster
         self.services: dict[str, Take] = {}
-        """The listeners of this broker. While it starts there are none."""
+        """The listeners of this broker. While it starts or ends there are none."""
         self.taken = 0
         """The number of connections that have come by way of other nodes."""
 
@@ -53,7 +53,7 @@ class PassedOn:
         take = self.services.get(client.service)
         if take is None:
             why = (
-                f"the leader does not listen for {client.service}" if self.services else "the leader is still starting"
+                f"the leader does not listen for {client.service}" if self.services else "the leader does not serve clients now"
             )
             raise Refused(why)
         return take

@@ -329,11 +329,15 @@ class Server(Driving):
             log.warning("this node leads no more: %s", why)
             if self.followers is not None:
                 self.followers.cut()
-            for server in self._servers:
-                server.close()
+            self._close_listeners()
             for connection in list(self.hub.connections):
                 connection.transport.abort()
             self._ended.set()
+
+    def _close_listeners(self) -> None:
+        self._takers.clear()  # what other nodes pass on comes over the listener for followers, which stays a little longer
+        for server in self._servers:
+            server.close()
 
     async def stop(self) -> None:
         """Close connections, sync everything, and leave the directory in order."""
@@ -342,8 +346,7 @@ class Server(Driving):
         self._stopping = True
         if hasattr(self, "shovels"):
             await self.shovels.stop()
-        for server in self._servers:
-            server.close()
+        self._close_listeners()
         for handle in (self._lazy, self._timer, self._beat):
             if handle is not None:
                 handle.cancel()
