@@ -32,6 +32,7 @@ class Node:
         self.address = f"127.0.0.1:{free_port()}"
         self.port = free_port()
         self.http = free_port()
+        self.tls = free_port()
         self.said: list[str] = []
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as the node
         self.process: subprocess.Popen[str]
@@ -39,8 +40,11 @@ class Node:
     def start(self) -> None:
         arguments = ["serve", "--data-dir", str(self.data), "--port", str(self.port), "--http-port", str(self.http)]
         arguments += ["--followers", self.address, "--etcd", self.cluster.etcd.url, "--cluster-key"]
+        arguments += [str(self.cluster.key), *self.cluster.more]
+        if self.cluster.more:
+            arguments += ["--tls-port", str(self.tls)]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "kvitto.cli.main", *arguments, str(self.cluster.key)],
+            [sys.executable, "-m", "kvitto.cli.main", *arguments],
             stdout=subprocess.PIPE,
             stderr=self.errors,
             text=True,
@@ -84,8 +88,12 @@ class Node:
 
 
 class Cluster:
-    def __init__(self, place: Path, etcd: FakeEtcd | RealEtcd, count: int = 3, minimum: int = 2) -> None:
+    def __init__(
+        self, place: Path, etcd: FakeEtcd | RealEtcd, count: int = 3, minimum: int = 2, more: tuple[str, ...] = ()
+    ) -> None:
+        """`more`: the options for TLS, which all nodes get."""
         self.place = place
+        self.more = more
         self.etcd = etcd
         self.register = Etcd([etcd.url], "kvitto")
         self.key = place / "key"

@@ -22,6 +22,7 @@ from kvitto.cluster.records import StreamError
 from tests.cli.process import kvitto as command
 from tests.cluster.nodes import Cluster, Node, numbers
 from tests.http.api import Http
+from tests.support.certificates import Authority
 from tests.support.etcd import FakeEtcd
 from tests.support.wait import TIMEOUT_S, wait_until
 
@@ -208,6 +209,28 @@ def test_two_hundred_idle_connections_through_a_follower_cost_little_memory(clus
         wait_until(lambda: len(api(leader).get("/api/connections")) < 10, what="the leader notices that they are gone")
 
 
+def test_with_tls_the_leader_has_the_handshake_and_the_node_reads_nothing(tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "certificates")
+    pair = authority.sign("node", "/CN=node", "IP:127.0.0.1")
+    etcd = FakeEtcd()
+    more = ("--tls-cert", str(pair.cert), "--tls-key", str(pair.key), "--tls-ca", str(authority.cert))
+    cluster = Cluster(tmp_path, etcd, 2, more=more)
+    try:
+        cluster.wait_in_sync(2)
+        leader = cluster.wait_for_leader()
+        (follower,) = [node for node in cluster.nodes if node is not leader]
+        url = f"amqps://guest:guest@127.0.0.1:{follower.tls}/?cacertfile={authority.cert}"
+        with kvitto.connect_sync(url, reconnect=False) as connection, connection.channel() as channel:
+            channel.queue("q", durable=True)
+            channel.publish(b"1 over TLS", "q")
+            (shown,) = api(leader).get("/api/connections")
+            assert shown["ssl"] and shown["peer_host"] == "127.0.0.1"
+        assert numbers(leader) == [1]
+    finally:
+        cluster.end()
+        etcd.stop()
+
+
 def test_clients_of_a_leader_that_stands_still_are_closed_when_another_one_leads(cluster: Cluster) -> None:
     leader, others = roles(cluster)
     with ExitStack() as stack:
@@ -230,18 +253,18 @@ def test_without_a_leader_nodes_refuse_at_once_and_say_so(cluster: Cluster) -> N
     leader, (one, two) = roles(cluster)
     two.kill()
     cluster.wait_in_sync(2)
-    cluster.etcd.deaf = True  # type: ignore[union-attr]
+    cluster.etcd.deaf = True
     leader.kill()
-    wait_until(lambda: api(one).call("GET", "/healthz/ready").status == 503, what="nobody leads")
+    wait_until(lambda: api(one).call("GET", "/healthz/ready").status == 503, what="it has lost the leader")
     with socket.create_connection(("127.0.0.1", one.port), TIMEOUT_S) as sock:
         assert sock.recv(1) == b""
     answer = api(one).call("GET", "/api/overview")
-    assert answer.status == 503 and answer.headers["Retry-After"] == "1" and "nobody leads" in answer.reason
+    assert answer.status == 503 and answer.headers["Retry-After"] == "1" and "this node does not lead" in answer.reason
     found = command("ctl", "--uri", f"http://127.0.0.1:{one.http}", "cluster_status")
-    assert found.returncode == 1 and "nobody leads" in found.stderr
+    assert found.returncode == 1 and "this node does not lead" in found.stderr
     assert [api(one).call("GET", f"/healthz{path}").status for path in ("", "/live", "/leader")] == [503, 200, 503]
     assert "kvitto_cluster_is_leader 0" in api(one).call("GET", "/metrics").body.decode()
-    cluster.etcd.deaf = False  # type: ignore[union-attr]
+    cluster.etcd.deaf = False
 
 
 def test_all_nodes_tell_how_the_cluster_is(cluster: Cluster) -> None:

@@ -175,11 +175,12 @@ class Candidate:
             self._known(seen)
             document, seat = seen.document, seen.seat
             assert document is not None
+            self._document = document
             if seat is not None and seat.member != self.member.member and seat.process != self._dead:
-                self._led_by(seat, document)
+                self._led_by(seat)
                 self._follow(seat, document.epoch)
                 continue
-            self._led_by(None, document)
+            self._led_by(None)
             # as this process has locked the directory, an earlier process of this member has ended
             why = self._why_not(document, seat)
             try:
@@ -221,9 +222,9 @@ class Candidate:
                 f"cannot listen on {error.filename or config.host}: {why}. This node could not serve clients either if it led"
             ) from None
 
-    def _led_by(self, seat: Seat | None, document: Document) -> None:
+    def _led_by(self, seat: Seat | None) -> None:
         """Pass clients on to this leader; None: there is none."""
-        self._standing, self._document = replace(self._standing, seat=seat), document
+        self._standing = replace(self._standing, seat=seat)
         self.front.lead_by(seat)
 
     def _stand_as(self, state: str, why: str = "") -> None:
@@ -318,6 +319,7 @@ class Candidate:
         """Note that a leader's process has ended, because its machine refuses connections. The promise to it is void then."""
         self._dead = seat.process
         self._promised_until = 0.0
+        self._led_by(None)  # before the register is read, which may not answer
         self._say(f"the leader at {seat.address} has ended")
 
     def _look_whether_dead(self) -> None:

@@ -42,7 +42,11 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
     for name, (path, text) in CHECKS.items():
         add(name, check(*path), text, *path[1:])
     add("environment", environment, "all settings of the broker, and where each comes from")
-    add("cluster_status", cluster_status, "name, version, listeners and alarms of the node, and the nodes of its cluster")
+    add(
+        "cluster_status",
+        cluster_status,
+        "name, version, listeners and alarms of the node, and the nodes of its cluster",
+    )
     add("report", report, "status, alarms, settings and all lists, for whoever helps")
     sub = add("set_log_level", set_log_level, "change what the broker logs, until it stops")
     sub.add_argument("level", choices=LEVELS, metavar="LEVEL", help=", ".join(LEVELS))

@@ -22,7 +22,7 @@ import h11
 
 from kvitto.base.limits import Limits
 from kvitto.cluster.passing import HTTP, Client, Elsewhere
-from kvitto.cluster.standing import FOLLOWING, Standing, follows, node_name
+from kvitto.cluster.standing import FOLLOWING, WAITING, Standing, follows, node_name
 from kvitto.http.access import Access
 from kvitto.http.cluster import standing_metrics
 from kvitto.http.exposition import CONTENT_TYPE
@@ -104,9 +104,10 @@ class OwnAnswers:
         if path == "/healthz/live":
             return ok()
         led_by = front.seat
-        nobody = f"nobody leads that this node knows{f': {standing.why}' if standing.why else ''}"
+        nobody = "nobody leads, as far as this node knows" if led_by is None else "the leader does not answer"
+        nobody += f": {standing.why}" if standing.why else ""
         if path == "/healthz/ready":
-            return ok() if led_by is not None else failed(nobody)
+            return ok() if led_by is not None and standing.state != WAITING else failed(nobody)
         if path == "/healthz/leader":
             return failed(nobody if led_by is None else f"this node follows, {node_name(led_by.member)} leads")
         if standing.state == FOLLOWING:

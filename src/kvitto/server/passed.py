@@ -53,7 +53,9 @@ class PassedOn:
         take = self.services.get(client.service)
         if take is None:
             why = (
-                f"the leader does not listen for {client.service}" if self.services else "the leader does not serve clients now"
+                f"the leader does not listen for {client.service}"
+                if self.services
+                else "the leader does not serve clients now"
             )
             raise Refused(why)
         return take
