@@ -64,6 +64,12 @@ def shown(name: str, member: str, document: Document, seat: Seat | None, nodes: 
     }
 
 
+def alone(name: str) -> dict[str, Any]:
+    """Return what a broker of this name tells that belongs to no cluster."""
+    found = shown("", "", Document("", 0, "", (), 1), None, [])
+    return {**found, "name": None, "id": None, "member": None, "node": name, "leads": True}
+
+
 def node(member: str, document: Document, seat: Seat | None, **more: Any) -> dict[str, Any]:
     """Return what is known of one node. What is not known is null."""
     known = {"state": None, "since_ms": None, "address": None, "lag_bytes": None, "lag_ms": None, "free_bytes": None}

@@ -18,7 +18,7 @@ from kvitto.cluster.standing import LEADING, Standing
 from kvitto.http.access import Access
 from kvitto.http.api import Api, Call
 from kvitto.http.exposition import counter, gauge, head, labels, single
-from kvitto.http.request import Response, answer, not_found
+from kvitto.http.request import Response, answer
 
 AWAY = "away"
 """The state of a node that has followed this leader, or was in sync when it was elected, and is not connected."""
@@ -32,7 +32,7 @@ def tenure_of(api: Api) -> Any:
 def cluster(call: Call) -> Response:
     tenure = tenure_of(call.api)
     if tenure is None:
-        raise not_found("this broker belongs to no cluster")
+        return answer(standing.alone(call.api.node))
     document, seat = tenure.membership.document, tenure.seat
     name = call.api.host.config.cluster
     return answer(standing.shown(name, seat.member, document, seat, nodes(call.api)))

@@ -28,7 +28,7 @@ from kvitto.cluster.ring import Ring, nothing
 from kvitto.cluster.state import begin_history
 from kvitto.cluster.tapping import TapDisk
 from kvitto.server.listening import bind, in_url
-from kvitto.server.passed import PassedOn
+from kvitto.server.passed import PassedOn, exactly
 from kvitto.server.tenure import Deposed, Election, Tenure
 from kvitto.store.commit import Commit, GroupCommit
 from kvitto.store.disk import Disk
@@ -406,7 +406,7 @@ class Followers:
         receiving: asyncio.Task[None] | None = None
         try:
             set_up(writer)
-            first = await asyncio.wait_for(reader.readexactly(len(PASSING_MAGIC)), HANDSHAKE_S)
+            first = await asyncio.wait_for(exactly(reader, len(PASSING_MAGIC)), HANDSHAKE_S)
             if first == PASSING_MAGIC and self.passed is not None:
                 await asyncio.wait_for(self.passed.take(reader, writer), HANDSHAKE_S)
                 return

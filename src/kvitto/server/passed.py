@@ -72,5 +72,16 @@ class PassedOn:
 
 async def message(reader: asyncio.StreamReader) -> dict[str, Any]:
     """Read one message. Raises EOFError, StreamError or Refused."""
-    head = await reader.readexactly(LENGTH_BYTES)
-    return decoded(head, await reader.readexactly(length_of(head)))
+    head = await exactly(reader, LENGTH_BYTES)
+    return decoded(head, await exactly(reader, length_of(head)))
+
+
+async def exactly(reader: asyncio.StreamReader, count: int) -> bytes:
+    """Read so many bytes, and none behind them. Raises EOFError."""
+    data = b""
+    while len(data) < count:
+        more = await reader.read(count - len(data))
+        if not more:
+            raise EOFError
+        data += more
+    return data
