@@ -79,7 +79,6 @@ def run_node(config: Config, lead: Callable[[Election], int]) -> int:
         register = Etcd(config.etcd.split(","), config.cluster)
         candidate = Candidate(config, disk, register, notify)
         election = candidate.wait()
-        candidate.front.close()  # the broker listens there
         del lock, candidate
     except Stopped:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -166,6 +165,13 @@ class Candidate:
         self.member = self._known(self._seen())
         self._standing = replace(self._standing, member=self.member.member)
         self._listen()
+        try:
+            return self._elected()
+        finally:
+            self.front.close()  # if this node leads, its broker listens there
+
+    def _elected(self) -> Election:
+        """Follow until this node is elected, while clients are passed on."""
         line = f"kvitto node member={self.member.member[:8]} cluster={self._config.cluster} data={self._disk.root} pid={os.getpid()}"
         print(line, flush=True)
         self._notify.ready(line)
