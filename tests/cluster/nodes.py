@@ -22,7 +22,6 @@ from tests.crash.serve import STOP_S
 from tests.support.etcd import FakeEtcd, RealEtcd
 from tests.support.wait import wait_until
 
-
 TAKEN: set[int] = set()
 
 
