@@ -16,11 +16,22 @@ import kvitto
 from kvitto.client.blocking.connection import SyncConnection
 from kvitto.client.errors import AMQPError
 from kvitto.server.etcd import NOTHING, Access, Etcd
+from kvitto.torture.nodes import free_port
 from tests.cli.process import kvitto as command
 from tests.cluster.publisher import Publisher
 from tests.crash.serve import STOP_S
-from tests.support.etcd import FakeEtcd, RealEtcd, free_port
+from tests.support.etcd import FakeEtcd, RealEtcd
 from tests.support.wait import wait_until
+
+TAKEN: set[int] = set()
+
+
+def port() -> int:
+    """Return a port of a node's own, which the system gives to no connection while the node does not run."""
+    while (found := free_port()) in TAKEN:
+        pass
+    TAKEN.add(found)
+    return found
 
 
 class Node:
@@ -30,9 +41,10 @@ class Node:
         self.cluster = cluster
         self.name = name
         self.data = cluster.place / name
-        self.address = f"127.0.0.1:{free_port()}"
-        self.port = free_port()
-        self.http = free_port()
+        self.address = f"127.0.0.1:{port()}"
+        self.port = port()
+        self.http = port()
+        self.tls = port()
         self.said: list[str] = []
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as the node
         self.process: subprocess.Popen[str]
@@ -41,6 +53,8 @@ class Node:
         arguments = ["serve", "--data-dir", str(self.data), "--port", str(self.port), "--http-port", str(self.http)]
         arguments += ["--followers", self.address, "--etcd", self.cluster.etcd.url, "--cluster-key"]
         arguments += [str(self.cluster.key), *self.cluster.options, *self.cluster.access]
+        if "--tls-cert" in self.cluster.options:
+            arguments += ["--tls-port", str(self.tls)]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "kvitto.cli.main", *arguments],
             stdout=subprocess.PIPE,

@@ -23,7 +23,7 @@ from kvitto.client import Connection
 from kvitto.client.aio.events import Blocked, Event
 from kvitto.client.blocking.connection import SyncConnection
 from kvitto.cluster.handshake import read_key
-from kvitto.server.followers import LINKS_MAX
+from kvitto.server.followers import BEGINNERS_MAX
 from kvitto.store import paths
 from kvitto.store.store import IN_ORDER
 from tests.cli.process import kvitto as command
@@ -280,7 +280,7 @@ def test_strangers_who_hold_connections_do_not_keep_a_follower_out(pair: Pair) -
     pair.wait()
     pair.follower.kill()
     host, port = pair.address.rsplit(":", 1)
-    strangers = [socket.create_connection((host, int(port))) for _ in range(LINKS_MAX + 4)]
+    strangers = [socket.create_connection((host, int(port))) for _ in range(BEGINNERS_MAX + 4)]
     try:
         pair.follow(pair.place / "two")
         pair.wait()

@@ -31,7 +31,7 @@ def test_peers_that_are_closed_at_once_take_few_descriptors(at_once: int) -> Non
     async def main() -> None:
         closed = most = 0
 
-        def connected(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        def connected(_address: object, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             nonlocal closed
             closed += 1
             writer.transport.abort()
@@ -71,7 +71,7 @@ def test_what_cannot_be_accepted_is_tried_again(
         sock = Poor()
         sock.bind(("127.0.0.1", 0))
 
-        def connected(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        def connected(_address: object, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             came.set()
             writer.transport.abort()
 

@@ -15,6 +15,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 RULES = ROOT / "deploy" / "prometheus" / "kvitto-alerts.yml"
 NAMES = re.findall(r"^ +- alert: (\w+)$", RULES.read_text(), re.MULTILINE)
 WHO = 'job="kvitto",instance="a:15672"'
+OTHER = 'job="kvitto",instance="b:15672"'
+"""A node that follows."""
 QUEUE = f'{WHO},vhost="/",queue="orders"'
 MINUTES = 90
 
@@ -56,6 +58,11 @@ HEALTHY: Series = {
     **gauge("kvitto_messages_unroutable_total", 7),
     f"kvitto_logins_refused_total{{{WHO}}}": f"0+1x{MINUTES}",
     **gauge("kvitto_refused_total", 3, f'{WHO},limit="frame"'),
+    **gauge("kvitto_cluster_is_leader", 1),
+    **gauge("kvitto_cluster_is_leader", 0, OTHER),
+    **gauge("kvitto_cluster_members", 3),
+    **gauge("kvitto_cluster_members", 3, OTHER),
+    **gauge("kvitto_follower_in_sync", 1, f'{WHO},member="5f0c1b7e"'),
 }
 CONDITIONS: dict[str, Series] = {
     "KvittoDown": gauge("up", 0),
@@ -74,6 +81,9 @@ CONDITIONS: dict[str, Series] = {
     "KvittoUnroutable": {f"kvitto_messages_unroutable_total{{{WHO}}}": f"0+1x{MINUTES}"},
     "KvittoLoginsRefused": {f"kvitto_logins_refused_total{{{WHO}}}": f"0+30x{MINUTES}"},
     "KvittoRefusals": {f'kvitto_refused_total{{{WHO},limit="frame"}}': f"0+1x{MINUTES}"},
+    "KvittoNoLeader": gauge("kvitto_cluster_is_leader", 0),
+    "KvittoMembersMissing": {f"kvitto_cluster_members{{{who}}}": f"3x30 2x{MINUTES - 30}" for who in (WHO, OTHER)},
+    "KvittoFollowerBehind": gauge("kvitto_follower_in_sync", 0, f'{WHO},member="5f0c1b7e"'),
     "KvittoRestarts": {f"process_start_time_seconds{{{WHO}}}": "1x70 2x5 3x5 4x5 5x5"},
 }
 

@@ -175,3 +175,12 @@ def test_line_ends_in_names_are_left_out(api: Http) -> None:
         assert api.put(f"/api/{kind}/%2F/line%0D%0Aend") == 201
         assert api.get(f"/api/{kind}/%2F/lineend")["name"] == "lineend"
         assert api.put(f"/api/{kind}/%2F/line%0D%0Aend") == 204
+
+
+def test_a_broker_without_a_cluster_leads_and_says_so(api: Http) -> None:
+    found = api.get("/api/cluster")
+    assert (found["name"], found["leads"], found["nodes"]) == (None, True, [])
+    assert found["node"] == api.get("/api/nodes")[0]["name"]
+    for path in ("live", "ready", "leader"):
+        assert api.as_user("").call("GET", f"/healthz/{path}").status == 200
+    assert "kvitto_cluster" not in api.call("GET", "/metrics").body.decode()

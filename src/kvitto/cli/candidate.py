@@ -14,8 +14,10 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import NoReturn
 
+from kvitto.base import limits
 from kvitto.base.clock import SystemClock
 from kvitto.base.config import Config, address
 from kvitto.base.errors import StoreFull
@@ -25,6 +27,7 @@ from kvitto.cluster.handshake import Refused, read_key
 from kvitto.cluster.promotion import begin_epoch
 from kvitto.cluster.records import StreamError
 from kvitto.cluster.register import Document, NotAllowed, Register, RegisterError, Seat, Seen, Unanswered
+from kvitto.cluster.standing import COMPARING, FOLLOWING, WAITING, Standing
 from kvitto.cluster.state import (
     Following,
     Member,
@@ -38,6 +41,8 @@ from kvitto.cluster.state import (
     write_member,
 )
 from kvitto.server.etcd import Etcd, access
+from kvitto.server.front import Front
+from kvitto.server.front_http import OwnAnswers
 from kvitto.server.lease import TTL_S, Lease, boottime
 from kvitto.server.listening import in_url
 from kvitto.server.node_tls import node_tls
@@ -56,6 +61,8 @@ AGAIN_SILENCE_S = 1.0
 WATCH_S = 1.0
 """A follower asks the register this often whether its leader still leads."""
 REST_S = 0.2
+EVERYWHERE = ("0.0.0.0", "::")
+"""Hosts that stand for all addresses of a machine, so that others cannot connect to them."""
 AGAIN_MAX_S = 1.0
 
 
@@ -150,10 +157,24 @@ class Candidate:
         self._promised_until = self._heard_at + PROMISE_S
         """Until then this node does not try to lead: an earlier process of it may have promised that just before its end."""
         self.member: Member
+        self.front: Front
+        """The listeners for clients, until this node leads."""
+        self._standing = Standing(config.cluster, "")
+        self._document: Document | None = None
+        """What the register said last. A thread of its own writes it while this node follows."""
 
     def wait(self) -> Election:
         """Follow until this node is elected. Raises Refused, StoreError, RegisterError, or Stopped."""
         self.member = self._known(self._seen(at_start=True))
+        self._standing = replace(self._standing, member=self.member.member)
+        self._listen()
+        try:
+            return self._elected()
+        finally:
+            self.front.close()  # if this node leads, its broker listens there
+
+    def _elected(self) -> Election:
+        """Follow until this node is elected, while clients are passed on."""
         line = f"kvitto node member={self.member.member[:8]} cluster={self._config.cluster} data={self._disk.root} pid={os.getpid()}"
         print(line, flush=True)
         self._notify.ready(line)
@@ -163,9 +184,12 @@ class Candidate:
             self._known(seen)
             document, seat = seen.document, seen.seat
             assert document is not None
+            self._document = document
             if seat is not None and seat.member != self.member.member and seat.process != self._dead:
+                self._led_by(seat)
                 self._follow(seat, document.epoch)
                 continue
+            self._led_by(None)
             # as this process has locked the directory, an earlier process of this member has ended
             why = self._why_not(document, seat)
             try:
@@ -192,6 +216,32 @@ class Candidate:
         if text and text != self._said:
             log.info("%s", text)
             self._said = text
+            self._stand_as(WAITING, text)
+
+    # -- clients ---------------------------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        """Listen for clients, whose connections are passed on to the leader. Raises Refused."""
+        config = self._config
+        own = OwnAnswers(limits.of(config.limits), lambda: replace(self._standing, document=self._document))
+        self.front = Front(config, self._key, self.member.cluster, own)
+        try:
+            self.front.start()
+        except OSError as error:
+            why = os.strerror(error.errno).lower() if error.errno else str(error)
+            raise Refused(
+                f"cannot listen on {error.filename or config.host}: {why}. This node could not serve clients either if it led"
+            ) from None
+
+    def _led_by(self, seat: Seat | None) -> None:
+        """Pass clients on to this leader; None: there is none."""
+        self._standing = replace(self._standing, seat=seat)
+        self.front.lead_by(seat)
+
+    def _stand_as(self, state: str, why: str = "") -> None:
+        """Note in which state this node is, for those who ask."""
+        if (state, why) != (self._standing.state, self._standing.why):
+            self._standing = replace(self._standing, state=state, why=why, since_ms=wall_ms())
 
     # -- what the directory says -----------------------------------------------------------------------------------
 
@@ -251,7 +301,7 @@ class Candidate:
         silence = AGAIN_SILENCE_S if self._followed == seat.process else SILENCE_S
         try:
             with connected(address(seat.address), AGAIN_SILENCE_S, self._tls, silence) as sock:
-                watch = Watch(self._register, seat, sock, self._silent_s)
+                watch = Watch(self._register, seat, sock, self._silent_s, self._watched)
                 talk(follower, sock, silence, lambda: self._heard(seat, sock))
             why = "the leader has closed the connection"
             if follower.left:
@@ -274,6 +324,7 @@ class Candidate:
         finally:
             if watch is not None:
                 watch.stop()
+            self._stand_as(WAITING, why)
         self._say(f"{seat.address}: {why}; trying again")
         self._pause = AGAIN_S if follower.place > before else min(2 * self._pause, AGAIN_MAX_S)
         time.sleep(self._pause)
@@ -282,6 +333,7 @@ class Candidate:
         """Note that a leader's process has ended, because its machine refuses connections. The promise to it is void then."""
         self._dead = seat.process
         self._promised_until = 0.0
+        self._led_by(None)  # before the register is read, which may not answer
         self._say(f"the leader at {seat.address} has ended")
 
     def _look_whether_dead(self) -> None:
@@ -290,8 +342,18 @@ class Candidate:
         if seat is not None and seat.process != self._dead and not answers(seat.address, REST_S):
             self._is_dead(seat)
 
+    def _watched(self, seen: Seen) -> None:
+        """Note what the register says while this node follows. A thread of its own calls this."""
+        if seen.document is not None:
+            self._document = seen.document
+
     def _heard(self, seat: Seat, sock: socket.socket) -> None:
         self._notify.alive()
+        follower = self._follower
+        if follower is not None and follower.session and not follower.copying:
+            self._stand_as(FOLLOWING)
+        else:
+            self._stand_as(COMPARING)
         if sock.gettimeout() != SILENCE_S:
             sock.settimeout(SILENCE_S)
         self._followed, self._last = seat.process, seat
@@ -341,8 +403,10 @@ class Candidate:
         me = self.member.member
         config = self._config
         host, port = config.advertised
-        clients = f"{in_url(config.host)}:{config.port}"
-        seat = Seat(me, self._process, f"{in_url(host)}:{port}", clients)
+        clients = f"{in_url(host if config.host in EVERYWHERE else config.host)}:{config.port}"
+        before = document.leader if document.leader != me else ""
+        why = self._why(seen)
+        seat = Seat(me, self._process, f"{in_url(host)}:{port}", clients, wall_ms(), before, why)
         sent = boottime()
         try:
             lease = self._register.grant(TTL_S)
@@ -364,9 +428,26 @@ class Candidate:
             held.stop(give_up=True)
             raise
         inherited = follower.inherit() if follower is not None else None
-        before = document.leader if document.leader != me else ""
-        log.info("elected: this node leads epoch %d", wanted.epoch)
+        log.info("elected: this node leads epoch %d, since %s", wanted.epoch, why)
         return Election(self._register, wanted, version, seat, held, inherited, before)
+
+    def _why(self, seen: Seen) -> str:
+        """Return why there is an election, for people."""
+        document, last = seen.document, self._last
+        if document is None or not document.leader:
+            return "nobody has led yet"
+        if document.leader == self.member.member:
+            return "this node has led before, and has been started again"
+        leader = document.leader[:8]
+        if self._follower is not None and self._follower.left:
+            return f"{leader} has ended in order"
+        if last is not None and last.process == self._dead:
+            return f"the process of {leader} has ended"
+        return f"{leader} has given its seat up, or its lease has ended"
+
+
+def wall_ms() -> int:
+    return int(time.time() * 1000)
 
 
 def answers(text: str, timeout_s: float = AGAIN_SILENCE_S) -> bool:
@@ -383,9 +464,17 @@ def answers(text: str, timeout_s: float = AGAIN_SILENCE_S) -> bool:
 class Watch:
     """Ends the connection to a leader that leads no more and has not noticed, or that is silent and has lost its lease."""
 
-    def __init__(self, register: Register, seat: Seat, sock: socket.socket, silent_s: Callable[[], float]) -> None:
-        """`silent_s` returns for how long nothing has come from the leader."""
+    def __init__(
+        self,
+        register: Register,
+        seat: Seat,
+        sock: socket.socket,
+        silent_s: Callable[[], float],
+        on_seen: Callable[[Seen], None],
+    ) -> None:
+        """`silent_s` returns for how long nothing has come from the leader. `on_seen` gets what the register says each time."""
         self._silent_s = silent_s
+        self._on_seen = on_seen
         self._register = register
         self._seat = seat
         self._sock = sock
@@ -395,7 +484,9 @@ class Watch:
     def _run(self) -> None:
         while not self._ended.wait(REST_S if self._silent_s() > WATCH_S else WATCH_S):
             with suppress(Unanswered, RegisterError):
-                seat = self._register.read().seat
+                seen = self._register.read()
+                self._on_seen(seen)
+                seat = seen.seat
                 over = self._silent_s() > PROMISE_S if seat is None else seat.process != self._seat.process
                 if over and not self._ended.is_set():
                     with suppress(OSError):

@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +199,10 @@ def show(args: argparse.Namespace, register: Etcd) -> None:
     leader = f"{seat.member[:8]} at {seat.address}, clients at {seat.clients}" if seat is not None else "nobody"
     print(f"cluster   {register.name} ({document.cluster[:8]}), epoch {document.epoch}")
     print(f"leader    {leader}")
+    if seat is not None and seat.since_ms:
+        print(
+            f"since     {datetime.fromtimestamp(seat.since_ms // 1000, UTC):%Y-%m-%d %H:%M:%S} UTC: {printable(seat.why)}"
+        )
     print(f"in sync   {len(document.members)}: {', '.join(member[:8] for member in document.members)}")
     print(f"minimum   {document.minimum}")
 

@@ -28,6 +28,7 @@ CHECKS = {
     ),
 }
 """Command -> the last parts of the path, of which all but the first are arguments; help text."""
+NODE = ("node", "state", "in_sync", "lag_bytes", "lag_ms", "address")
 
 
 def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
@@ -41,7 +42,11 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
     for name, (path, text) in CHECKS.items():
         add(name, check(*path), text, *path[1:])
     add("environment", environment, "all settings of the broker, and where each comes from")
-    add("cluster_status", cluster_status, "name, version, listeners and alarms of the node")
+    add(
+        "cluster_status",
+        cluster_status,
+        "name, version, listeners and alarms of the node, and the nodes of its cluster",
+    )
     add("report", report, "status, alarms, settings and all lists, for whoever helps")
     sub = add("set_log_level", set_log_level, "change what the broker logs, until it stops")
     sub.add_argument("level", choices=LEVELS, metavar="LEVEL", help=", ".join(LEVELS))
@@ -114,14 +119,27 @@ def environment(api: Management, _args: argparse.Namespace) -> Shown:
 def cluster_status(api: Management, _args: argparse.Namespace) -> Shown:
     overview, (texts, told, _) = api.get("overview"), alarms(api, _args)
     listeners = [f"{item['protocol']} {item['ip_address']}:{item['port']}" for item in overview["listeners"]]
+    cluster = overview["kvitto"].get("cluster")
+    nodes = cluster["nodes"] if cluster is not None else []
     found = {
         "cluster_name": overview["cluster_name"],
-        "running_nodes": [overview["node"]],
+        "running_nodes": [node["node"] for node in nodes if node["state"] != "away"] or [overview["node"]],
         "version": overview["kvitto"]["version"],
         "listeners": listeners,
         "alarms": texts,
     }
-    return found, "\n".join(table(("", ""), [*found.items()][:-1]).splitlines()[1:]) + f"\n{told}", 0
+    lines = table(("", ""), [*found.items()][:-1]).splitlines()[1:]
+    if cluster is not None:
+        found["cluster"] = cluster
+        rows = [[shown_of(node, name) for name in NODE] for node in nodes]
+        lines += ["", *table(tuple(name.replace("_", " ") for name in NODE), rows).splitlines(), ""]
+    return found, "\n".join([*lines, told]), 0
+
+
+def shown_of(node: dict[str, Any], name: str) -> Any:
+    """Return a value of a node for people."""
+    value = node[name]
+    return "unknown" if value is None else ("yes" if value else "no") if isinstance(value, bool) else value
 
 
 def report(api: Management, args: argparse.Namespace) -> Shown:

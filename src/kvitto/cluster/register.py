@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 MEMBERS_MAX = 17
+LATER = ("since_ms", "before", "why")
+"""The fields of a seat that an earlier Kvitto neither writes nor reads."""
 LEVEL = 1
 """The form of the document. A node that does not know a document's level has to be updated first."""
 
@@ -67,9 +69,18 @@ class Seat:
     """Where followers connect, HOST:PORT."""
     clients: str = ""
     """Where clients connect, for people."""
+    since_ms: int = 0
+    """When the leader was elected, in milliseconds since 1970 by its own clock. This and what follows is for people."""
+    before: str = ""
+    """The member that led before, "" if it was the same, or none."""
+    why: str = ""
+    """Why there was an election."""
 
     def encoded(self) -> str:
-        return json.dumps(asdict(self))
+        """Return it as text. What an earlier Kvitto does not know is left out if it is not known: a seat that was read is written the same
+        way again, since it is compared with what etcd holds."""
+        later = {name: getattr(self, name) for name in LATER if getattr(self, name)}
+        return json.dumps({name: value for name, value in asdict(self).items() if name not in LATER} | later)
 
 
 @dataclass(frozen=True)
@@ -145,7 +156,16 @@ def seat_from(text: str) -> Seat:
     """Return a seat from its text. Raises RegisterError if this Kvitto cannot read it."""
     found = as_object(text)
     try:
-        return Seat(_text(found, "member"), _text(found, "process"), _text(found, "address"), _text(found, "clients"))
+        later = {"since_ms": 0, "before": "", "why": ""} | found
+        return Seat(
+            member=_text(found, "member"),
+            process=_text(found, "process"),
+            address=_text(found, "address"),
+            clients=_text(found, "clients"),
+            since_ms=_number(later, "since_ms"),
+            before=_text(later, "before"),
+            why=_text(later, "why"),
+        )
     except (KeyError, TypeError):
         raise RegisterError("the leader's seat cannot be read: something else has written it") from None
 

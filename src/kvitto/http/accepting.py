@@ -10,6 +10,8 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 log = logging.getLogger("kvitto.http")
 
@@ -18,7 +20,8 @@ BACKLOG = 100
 RETRY_S = 1.0
 """The pause after a connection that could not be accepted."""
 
-Connected = Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]
+Connected = Callable[[Any, asyncio.StreamReader, asyncio.StreamWriter], None]
+"""Called with the peer's address as the system gives it, or as the node says that has passed the connection on."""
 
 
 class Accepting:
@@ -52,7 +55,7 @@ class Accepting:
     def _accept(self) -> None:
         for _ in range(self._at_once):
             try:
-                sock, _address = self._sock.accept()
+                sock, address = self._sock.accept()
             except BlockingIOError:
                 return
             except ConnectionError:  # the peer has closed the connection again
@@ -62,13 +65,18 @@ class Accepting:
                 self._loop.remove_reader(self._sock)
                 self._retry = self._loop.call_later(RETRY_S, self._watch)
                 return
-            task = self._loop.create_task(self._begin(sock))
-            self._beginning.add(task)
-            task.add_done_callback(self._beginning.discard)
+            self.take(sock, address)
 
-    async def _begin(self, sock: socket.socket) -> None:
+    def take(self, sock: socket.socket, address: Any) -> None:
+        """Begin a connection that was accepted, here or by another node that passes it on, from a peer with this address."""
+        task = self._loop.create_task(self._begin(sock, address))
+        self._beginning.add(task)
+        task.add_done_callback(self._beginning.discard)
+
+    async def _begin(self, sock: socket.socket, address: Any) -> None:
         reader = asyncio.StreamReader(self._read_bytes, self._loop)
-        protocol = asyncio.StreamReaderProtocol(reader, self._connected, self._loop)
+        connected = partial(self._connected, address)
+        protocol = asyncio.StreamReaderProtocol(reader, connected, self._loop)
         try:
             await self._loop.connect_accepted_socket(lambda: protocol, sock)
         except OSError as error:

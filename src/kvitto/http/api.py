@@ -19,6 +19,7 @@ from kvitto.broker.broker import Broker
 from kvitto.broker.changes import Changes
 from kvitto.broker.queues.queue import Queue
 from kvitto.broker.vhost import VHost
+from kvitto.cluster.standing import node_name
 from kvitto.http.history import Spans
 from kvitto.http.rates import Rates
 from kvitto.http.request import Problem, Request, bad_request, not_authorised, not_found
@@ -64,7 +65,8 @@ class Api:
         self.host = host
         self.rates = Rates()
         self.slices = Slices()
-        self.node = f"kvitto@{platform.node() or 'localhost'}"
+        tenure = host.followers.tenure if host.followers is not None else None
+        self.node = f"kvitto@{platform.node() or 'localhost'}" if tenure is None else node_name(tenure.seat.member)
 
     @property
     def broker(self) -> Broker:

@@ -37,6 +37,16 @@ def alarms(call: Call) -> Response:
     return failed(found[0]["alarm"], alarms=found) if found else ok()
 
 
+def leads(call: Call) -> Response:
+    """Answer 200 if this node leads, or belongs to no cluster: for load balancers that want to send clients to the leader alone.
+
+    A connection that another node has passed on was meant for that one.
+    """
+    if call.request.passed:
+        return failed(f"this node follows, {call.api.node} leads")
+    return ok()
+
+
 def up(_call: Call) -> Response:
     """Answer 200: a broker that answers has started with all its virtual hosts, and accepts connections."""
     return ok()
@@ -119,6 +129,9 @@ CHECKS: tuple[tuple[str, Callable[[Call], Response]], ...] = (
 
 ROUTES = (
     ("GET", "/healthz", Access.ANYBODY, healthz),
+    ("GET", "/healthz/live", Access.ANYBODY, up),
+    ("GET", "/healthz/ready", Access.ANYBODY, up),
+    ("GET", "/healthz/leader", Access.ANYBODY, leads),
     *(("GET", f"/api/health/checks/{path}", Access.MANAGEMENT, check) for path, check in CHECKS),
     # monitoring made for RabbitMQ before 3.8 asks for these
     ("GET", "/api/healthchecks/node", Access.MANAGEMENT, alarms),

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
 
-from kvitto.base import process
 from kvitto.base.build import compiled
 from kvitto.base.version import __version__
 from kvitto.broker.latencies import Latencies
 from kvitto.broker.queues.queue import Queue
-from kvitto.http import rabbitmq_metrics
+from kvitto.http import cluster, rabbitmq_metrics
 from kvitto.http.access import Access
 from kvitto.http.api import Api, Call
 from kvitto.http.counts import depth_of
@@ -59,7 +58,12 @@ async def metrics(call: Call) -> Response:
 
 
 async def _text(api: Api, totals: Totals, queues: list[Queue]) -> AsyncIterator[bytes]:
-    groups = (*of_server(api, totals), *of_latencies(api.broker.latencies), *of_process(api))
+    groups = (
+        *of_server(api, totals),
+        *cluster.metrics(api),
+        *of_latencies(api.broker.latencies),
+        *cluster.of_process(api.host.started_ms / 1000),
+    )
     yield encoded(line for group in groups for line in group)
     async for piece in of_each(api.slices, QUEUE_METRICS, "kvitto_queue_", queues, queue_labels):
         yield piece
@@ -147,15 +151,6 @@ def of_latencies(found: Latencies) -> Iterable[list[str]]:
         "kvitto_loop_held_seconds", "How long the event loop was held by one thing after another.", parts, US
     )
     yield histogram("kvitto_message_size_bytes", "Bodies of the messages that queues wrote.", [("", found.sizes)], 1)
-
-
-def of_process(api: Api) -> Iterable[list[str]]:
-    yield gauge("process_resident_memory_bytes", "Resident memory.", process.resident_bytes())
-    yield gauge("process_virtual_memory_bytes", "Virtual memory.", process.virtual_bytes())
-    yield counter("process_cpu_seconds_total", "CPU time used, user and system.", round(process.cpu_seconds(), 3))
-    yield gauge("process_open_fds", "Open files.", process.open_files())
-    yield gauge("process_max_fds", "The limit of open files.", process.open_files_max())
-    yield gauge("process_start_time_seconds", "Start time of the broker, Unix time.", api.host.started_ms / 1000)
 
 
 ROUTES = (("GET", "/metrics", Access.LOOPBACK, metrics), *rabbitmq_metrics.ROUTES)

@@ -13,7 +13,7 @@ from kvitto.base.build import compiled
 from kvitto.base.version import __version__
 from kvitto.broker.routing.exchange import TYPES
 from kvitto.broker.vhost import VHost
-from kvitto.http import counts, fields, rates, shown, totals
+from kvitto.http import cluster, counts, fields, rates, shown, totals
 from kvitto.http.access import Access
 from kvitto.http.api import Call
 from kvitto.http.history import RINGS
@@ -155,6 +155,7 @@ def replication(call: Call) -> dict[str, Any]:
             "member": link.member,
             "state": link.state,
             "lag_bytes": link.lag_bytes,
+            "lag_ms": host.followers.lag_ms(link),
             "free_bytes": link.free_bytes,
         }
         for link in host.followers.links
@@ -163,14 +164,15 @@ def replication(call: Call) -> dict[str, Any]:
     if tenure is None:
         return {"min_in_sync": host.config.min_in_sync, "followers": followers}
     document = tenure.membership.document
-    cluster = {
+    found = {
         "name": host.config.cluster,
         "id": document.cluster,
         "epoch": document.epoch,
         "leader": document.leader,
         "members": list(document.members),
+        "nodes": cluster.nodes(call.api),
     }
-    return {"min_in_sync": document.minimum, "followers": followers, "cluster": cluster}
+    return {"min_in_sync": document.minimum, "followers": followers, "cluster": found}
 
 
 def node(call: Call) -> dict[str, Any]:
@@ -210,13 +212,18 @@ def node(call: Call) -> dict[str, Any]:
 
 
 def list_nodes(call: Call) -> Response:
-    return answer([node(call)])
+    return answer([node(call), *cluster.other_nodes(call.api)])
 
 
 def get_node(call: Call) -> Response:
-    if call.name != call.api.node:
-        raise not_found(f"this is the only node: {call.api.node}")
-    return answer(node(call))
+    if call.name == call.api.node:
+        return answer(node(call))
+    others = cluster.other_nodes(call.api)
+    for found in others:
+        if found["name"] == call.name:
+            return answer(found)
+    names = [call.api.node, *(found["name"] for found in others)]
+    raise not_found(f"there is no such node: {', '.join(names)}" if others else f"this is the only node: {names[0]}")
 
 
 def name_of_cluster(call: Call) -> str:

@@ -69,6 +69,8 @@ class Request:
         """Return the values of a parameter that may be given several times."""
         return [value for key, value in self.repeated if key == name]
 
+    passed: bool = False
+    """Whether the connection has come by way of another node of the cluster, which does not lead."""
     body: bytes | bytearray = b""
     """The body as it came, for a route that reads it itself."""
 

@@ -15,6 +15,7 @@ from kvitto.base.limits import Limits
 from kvitto.http import (
     backups,
     bindings,
+    cluster,
     connections,
     definitions,
     delayed,
@@ -64,6 +65,7 @@ class Router:
         for module in (
             backups,
             bindings,
+            cluster,
             connections,
             definitions,
             delayed,

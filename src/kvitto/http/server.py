@@ -28,6 +28,7 @@ import h11
 from kvitto.base.errors import ACCESS_REFUSED, NOT_FOUND, ProtocolError, StoreError, StoreFull
 from kvitto.base.limits import HTTP_LINES_MAX
 from kvitto.base.process import files_reserve
+from kvitto.cluster.passing import Elsewhere
 from kvitto.http import document
 from kvitto.http.accepting import Accepting
 from kvitto.http.access import Door, refuse_forgery
@@ -89,6 +90,10 @@ class Listener:
             self._sampler = asyncio.get_running_loop().create_task(self._sample())
         return int(sockets[0].getsockname()[1])
 
+    def taker(self) -> Callable[[socket.socket, Any], None]:
+        """Return what takes connections that other nodes pass on, for the socket that was the last one to be listened on."""
+        return self._servers[-1].take
+
     def close(self) -> None:
         for server in self._servers:
             server.close()
@@ -105,7 +110,9 @@ class Listener:
             # the samples of all objects have times that are multiples of the distance, as with RabbitMQ
             await asyncio.sleep(SAMPLE_S - self.api.host.clock.now_ms() / 1000 % SAMPLE_S + 0.001)
 
-    def _accept(self, tls: Context | None, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _accept(
+        self, tls: Context | None, address: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         if tls is not None:
             writer.transport.pause_reading()  # type: ignore[attr-defined]  # what comes first belongs to the handshake
         if len(self._tasks) >= self._most:
@@ -116,7 +123,7 @@ class Listener:
                 writer.transport.abort()
                 return
             self.end(gone)
-        peer = Peer(self, reader, writer, tls)
+        peer = Peer(self, reader, writer, address, tls)
         task = self._tasks[peer] = asyncio.get_running_loop().create_task(peer.run())
         self.crowd.idle[peer] = None
         task.add_done_callback(lambda _: self._tasks.pop(peer, None))
@@ -155,6 +162,7 @@ class Peer:
         listener: Listener,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
+        address: Any,
         tls: Context | None = None,
     ) -> None:
         self.listener = listener
@@ -164,9 +172,9 @@ class Peer:
         self._limits = listener.api.broker.limits
         self.http = h11.Connection(h11.SERVER, max_incomplete_event_size=self._limits.http_head_max)
         self.served = False
-        peer = writer.get_extra_info("peername")
-        self.loopback = is_loopback(peer)
-        self.address = str(peer[0]) if isinstance(peer, tuple) else "local"
+        self.loopback = is_loopback(address)
+        self.address = str(address[0]) if isinstance(address, tuple) else "local"
+        self._passed = isinstance(address, Elsewhere)
         self.holder = self.address
         self.body_bytes = 0
 
@@ -297,7 +305,9 @@ class Peer:
         except ValueError:
             raise bad_request("too many query parameters") from None
         method = event.method.decode("ascii")
-        return Request(method, path, dict(pairs), headers, self.loopback, self.address, repeated=pairs)
+        return Request(
+            method, path, dict(pairs), headers, self.loopback, self.address, repeated=pairs, passed=self._passed
+        )
 
     async def _body(self, head: Request, body: bytearray, most: int) -> None:
         """Read up to `most` bytes into `body`, and count them among those of all requests. The caller releases them again."""

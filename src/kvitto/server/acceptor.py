@@ -97,7 +97,7 @@ class Acceptor:
         for _ in range(AT_ONCE):
             try:
                 sock, address = listening.accept()
-                self._accepted(sock, address)
+                self.take(sock, address)
             except BlockingIOError:
                 return
             except ConnectionError:  # the peer has closed the connection again
@@ -108,7 +108,8 @@ class Acceptor:
                 self._retries[listening] = self._loop.call_later(RETRY_S, self._watch, listening)
                 return
 
-    def _accepted(self, sock: socket.socket, address: Any) -> None:
+    def take(self, sock: socket.socket, address: Any) -> None:
+        """Take a connection that was accepted, here or by another node that passes it on, from a peer with this address."""
         begun = False
         try:
             sock.setblocking(False)

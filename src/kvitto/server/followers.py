@@ -12,6 +12,7 @@ import logging
 import os
 import socket
 import time
+from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
@@ -21,6 +22,7 @@ from kvitto.base.errors import StoreError
 from kvitto.cluster.gate import Count, Enough, Gate, acknowledged, few, in_sync
 from kvitto.cluster.handshake import Refused, read_key
 from kvitto.cluster.link import Behind, Leader, Link
+from kvitto.cluster.passing import MAGIC as PASSING_MAGIC
 from kvitto.cluster.records import CHUNK_BYTES, Kind, StreamError
 from kvitto.cluster.ring import Ring, nothing
 from kvitto.cluster.state import begin_history
@@ -28,6 +30,7 @@ from kvitto.cluster.tapping import TapDisk
 from kvitto.server.encrypted import Encrypted
 from kvitto.server.listening import bind, in_url
 from kvitto.server.node_tls import node_tls
+from kvitto.server.passed import PassedOn, exactly
 from kvitto.server.tenure import Deposed, Election, Tenure
 from kvitto.store.commit import Commit, GroupCommit
 from kvitto.store.disk import Disk
@@ -35,6 +38,9 @@ from kvitto.store.disk import Disk
 log = logging.getLogger("kvitto")
 
 LINKS_MAX = 16
+BEGINNERS_MAX = 64
+"""At most so many connections are there that have not proved yet that they have the key. One more ends the oldest one. Each node begins at
+most four at a time to pass clients on."""
 READ_BYTES = 64 << 10
 BUFFER_BYTES = 1 << 20
 HANDSHAKE_S = 10.0
@@ -55,6 +61,10 @@ WELL_S = 5.0
 GONE_S = 1.0
 """A follower that connects again replaces its old connection if nothing has come over that one for this time. The machine of the follower
 may have lost its power, and then the system still takes the old connection for a good one."""
+MARKS_MAX = 2400
+"""Lags of up to ten minutes are told in milliseconds; longer ones are at least so long."""
+AWAY_KEPT_MS = 24 * 3600 * 1000
+"""A node that has been away for this time is forgotten: it may have been replaced by one with an empty directory."""
 SLOW_BYTES = 16 << 20
 """Fast publishers are paused while the followers that they wait for are further behind than this, until that is a quarter of it. A
 follower that the ring loses would have to compare its files, and could not be promoted meanwhile."""
@@ -92,7 +102,8 @@ class Followers:
         self.ring = inherited.ring if inherited is not None else Ring()
         self.disk = TapDisk(disk, self.ring, inherited.tree if inherited is not None else None)
         self._host, self._wanted = address(config.followers)
-        self._leader = Leader(self.disk, self.ring, read_key(config.cluster_key))
+        key = read_key(config.cluster_key)
+        self._leader = Leader(self.disk, self.ring, key)
         self._tls = node_tls(config)
         """The TLS of connections to followers, None if they are not encrypted."""
         self._leader.is_silent = lambda link: self._silent_s(link) > GONE_S
@@ -107,6 +118,8 @@ class Followers:
             self._leader.session = election.seat.process
             self._leader.cluster = election.document.cluster
             self._leader.may_be_cut = self.tenure.membership.may_be_cut
+        self.passed = PassedOn(key, self._leader.cluster) if election is not None else None
+        """Takes clients' connections that other nodes of the cluster pass on."""
         self.port = 0
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._wakes: dict[Link, asyncio.Event] = {}
@@ -123,6 +136,14 @@ class Followers:
         """The time at which each connection has last received something from its follower."""
         self._serving: dict[Link, asyncio.Task[None] | None] = {}
         """The task that serves each connection."""
+        self._marks: deque[tuple[int, float]] = deque(maxlen=MARKS_MAX)
+        """The places that were the stream's next ones at some times, and these times."""
+        self._since_ms: dict[Link, int] = {}
+        """Since when each connection has been in its state."""
+        self.away: dict[str, int] = {}
+        """The nodes of the cluster that are not connected, and since when."""
+        if election is not None:
+            self.away = dict.fromkeys(set(election.document.members) - {election.member}, wall_ms())
         self._reached = 0
         """How many bytes of the stream enough followers have acknowledged."""
         self.given_up = False
@@ -210,6 +231,25 @@ class Followers:
         """Return `synced_bytes` of the followers that are in sync and not silent."""
         return synced_bytes(link for link in in_sync(self.links) if self._silent_s(link) < SILENT_S)
 
+    def is_in_sync(self, link: Link) -> bool:
+        """Return whether a follower has everything that was confirmed, and may lead; without elections, whether it may be promoted."""
+        if self.tenure is not None:
+            return link.member in self.tenure.membership.document.members
+        return link.state == "following" and self._silent_s(link) < SILENT_S
+
+    def lag_ms(self, link: Link) -> int | None:
+        """Return how old that is at most which a follower has not synced, to a quarter of a second; None while it compares files."""
+        if link.lag_bytes is None:
+            return None
+        if link.acknowledged >= self.ring.next or not self._marks:
+            return 0
+        since = next((at for place, at in reversed(self._marks) if place <= link.acknowledged), self._marks[0][1])
+        return int((time.monotonic() - since) * 1000)
+
+    def since_ms(self, link: Link) -> int:
+        """Return since when a connection has been in its state."""
+        return self._since_ms.get(link, 0)
+
     @property
     def in_sync(self) -> set[str]:
         """The followers that are in sync, by their names."""
@@ -285,7 +325,7 @@ class Followers:
         """Listen for followers. Raise OSError if that is not possible."""
         sockets = await bind([self._host], self._wanted)
         self.port = sockets[0].getsockname()[1]
-        self._server = await asyncio.start_server(self._accepted, sock=sockets[0], backlog=LINKS_MAX)
+        self._server = await asyncio.start_server(self._accepted, sock=sockets[0], backlog=BEGINNERS_MAX)
         for more in sockets[1:]:
             more.close()
         self.ring.on_put = self._wake
@@ -308,12 +348,14 @@ class Followers:
             self.tenure.mark(self.ring.next)
             for wake in self._wakes.values():  # a follower that waits is told that the leader is there
                 wake.set()
+        self._marks.append((self.ring.next, time.monotonic()))
         if self._leader.links and self._seen == self.ring.next:
             self._tell_time()
         self._seen = self.ring.next
         self._shown += 1
         if self._shown * TIME_S >= SHOW_S:
             self._shown = 0
+            self.away = {name: since for name, since in self.away.items() if wall_ms() - since < AWAY_KEPT_MS}
             for link in self.links:
                 if (lag := link.lag_bytes) is None:
                     log.info("follower %s is %s: %d of %d files", link.where, link.state, link.files_done, link.files)
@@ -368,7 +410,7 @@ class Followers:
             writer.close()
             return
         beginners = [other for other in self._leader.links if not other.member]
-        if len(beginners) >= LINKS_MAX and (oldest := self._serving[beginners[0]]) is not None:
+        if len(beginners) >= BEGINNERS_MAX and (oldest := self._serving[beginners[0]]) is not None:
             oldest.cancel()  # who has proved nothing does not keep a follower out
         self._leader.links.append(link)
         self._serving[link] = asyncio.current_task()
@@ -378,10 +420,16 @@ class Followers:
         receiving: asyncio.Task[None] | None = None
         try:
             set_up(writer)
+            first = await asyncio.wait_for(exactly(reader, len(PASSING_MAGIC)), HANDSHAKE_S)
+            if first == PASSING_MAGIC and self.passed is not None:
+                await asyncio.wait_for(self.passed.take(reader, writer), HANDSHAKE_S)
+                return
             if self._tls is not None:
                 incoming = out = Encrypted(reader, writer, self._tls.leading)
                 async with asyncio.timeout(HANDSHAKE_S):
-                    await out.shake_hands()
+                    await out.shake_hands(first)
+            else:
+                link.take(first)
             receiving = asyncio.get_running_loop().create_task(self._receive(incoming, link, wake))
             await self._send(link, out, wake, receiving)
         except Behind:
@@ -404,6 +452,9 @@ class Followers:
                 receiving.cancel()
             self._leader.links.remove(link)
             self._received_at.pop(link, None)
+            self._since_ms.pop(link, None)
+            if link.member and self.tenure is not None and all(o.member != link.member for o in self.links):
+                self.away[link.member] = wall_ms()
             del self._serving[link]
             del self._wakes[link]
             writer.close()
@@ -442,7 +493,13 @@ class Followers:
             if link.state != state:
                 state = link.state
                 log.info("follower %s is %s", link.where, state)
+                self._since_ms[link] = wall_ms()
+                self.away.pop(link.member, None)
                 self._look_at_members()
+
+
+def wall_ms() -> int:
+    return int(time.time() * 1000)
 
 
 def synced_bytes(links: Iterable[Link]) -> dict[str, int]:

@@ -40,7 +40,7 @@ async def _addresses(hosts: Sequence[str], port: int) -> list[tuple[int, tuple[s
     found: dict[tuple[int, tuple[str, int]], None] = {}
     for host in hosts:
         try:
-            known = await _resolve(host, port)
+            known = await resolve(host, port)
         except OSError as error:
             raise Unavailable(error.errno, error.strerror, f"{in_url(host)}:{port}") from None
         for family, _, _, _, address in known:
@@ -48,7 +48,7 @@ async def _addresses(hosts: Sequence[str], port: int) -> list[tuple[int, tuple[s
     return list(found)
 
 
-async def _resolve(host: str, port: int) -> Any:
+async def resolve(host: str, port: int) -> Any:
     """Resolve a host. A name is resolved in a thread; an address needs no thread."""
     try:
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)

@@ -22,6 +22,7 @@ from kvitto.base.errors import CONNECTION_FORCED, ConnectionError_, StoreError
 from kvitto.base.process import files_reserve, open_files, open_files_max
 from kvitto.broker.administration.auth import FirstUser
 from kvitto.broker.broker import Broker
+from kvitto.cluster.passing import AMQP, AMQPS, HTTP, HTTPS
 from kvitto.protocol.hub import Hub
 from kvitto.protocol.states import RUNNING
 from kvitto.protocol.unacked import Held, held
@@ -32,6 +33,7 @@ from kvitto.server.followers import Followers
 from kvitto.server.heartbeats import Heartbeats
 from kvitto.server.listening import bind
 from kvitto.server.logins import Logins
+from kvitto.server.passed import Take
 from kvitto.server.peer import INBOX, Peer
 from kvitto.server.poller import Loop
 from kvitto.server.shovels import Shovels
@@ -89,6 +91,9 @@ class Server(Driving):
         self._watermarks: Watermarks
         self._servers: list[Any] = []
         self._acceptors: list[Acceptor] = []
+        passed = self.followers.passed if self.followers is not None else None
+        self._takers: dict[str, Take] = passed.services if passed is not None else {}
+        """What takes connections of clients, for each service (`cluster/passing.py`)."""
         self._other_files = 0
         """The number of open files after the start that belong neither to the store nor to a connection."""
         self._tls: TlsFiles | None = None
@@ -242,6 +247,7 @@ class Server(Driving):
         )
         self._acceptors.append(acceptor)
         self._servers.append(acceptor)
+        self._takers[AMQP if files is None else AMQPS] = acceptor.take
         return await acceptor.listen(self.config.hosts, port)
 
     async def _listen_for_http(self) -> None:
@@ -252,9 +258,11 @@ class Server(Driving):
         self._servers.append(listener)
         if config.http_port is not None:
             self.http_port = await listener.listen(await bind(config.http_hosts, config.http_port))
+            self._takers[HTTP] = listener.taker()
         if config.https_port is not None and files is not None:
             sockets = await bind(config.http_hosts, config.https_port)
             self.https_port = await listener.listen(sockets, lambda: files.context)
+            self._takers[HTTPS] = listener.taker()
 
     def _has_room(self) -> bool:
         """Return whether there is a descriptor for one more peer, even if that one only gets a refusal."""
@@ -324,11 +332,15 @@ class Server(Driving):
             log.warning("this node leads no more: %s", why)
             if self.followers is not None:
                 self.followers.cut()
-            for server in self._servers:
-                server.close()
+            self._close_listeners()
             for connection in list(self.hub.connections):
                 connection.transport.abort()
             self._ended.set()
+
+    def _close_listeners(self) -> None:
+        self._takers.clear()  # what other nodes pass on comes over the listener for followers, which stays a little longer
+        for server in self._servers:
+            server.close()
 
     async def stop(self) -> None:
         """Close connections, sync everything, and leave the directory in order."""
@@ -337,8 +349,7 @@ class Server(Driving):
         self._stopping = True
         if hasattr(self, "shovels"):
             await self.shovels.stop()
-        for server in self._servers:
-            server.close()
+        self._close_listeners()
         for handle in (self._lazy, self._timer, self._beat):
             if handle is not None:
                 handle.cancel()

@@ -125,7 +125,7 @@ class Management:
             reader = asyncio.StreamReader()
             reader.feed_data(data)
             reader.feed_eof()
-            await http.Peer(self.listener, reader, writer).run()  # type: ignore[arg-type]
+            await http.Peer(self.listener, reader, writer, ("127.0.0.1", 50_000)).run()  # type: ignore[arg-type]
 
         writer = Writer()
         self.running.append((LOOP.loop.create_task(run()), writer, what))

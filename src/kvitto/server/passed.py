@@ -1,0 +1,87 @@
+"""The leader's side of connections that other nodes pass on: who the client is, and to which listener it belongs. `Followers` calls it.
+
+Nothing of what a connection says counts before its node has proved that it has the key of the cluster (`cluster/passing.py`). Then its
+socket belongs to the listener, as if the client had connected there from the address that it has at that node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from kvitto.cluster.handshake import LENGTH_BYTES, Refused
+from kvitto.cluster.passing import Client, Passed, accepted, decoded, length_of, refusal
+
+log = logging.getLogger("kvitto")
+
+Take = Callable[[socket.socket, Any], object]
+"""Takes a client's socket, and its address, as a listener does that has accepted it."""
+
+
+class PassedOn:
+    def __init__(self, key: bytes, cluster: str) -> None:
+        self._key = key
+        self._cluster = cluster
+        self.services: dict[str, Take] = {}
+        """The listeners of this broker. While it starts or ends there are none."""
+        self.taken = 0
+        """The number of connections that have come by way of other nodes."""
+
+    async def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Take over a connection behind its magic. Raises Refused, StreamError, EOFError or OSError; then it is of no use."""
+        passed = Passed(self._key, self._cluster)
+        try:
+            writer.write(passed.greet(await message(reader)))
+            client = passed.client(await message(reader))
+            take = self._listener(client)
+        except Refused as error:
+            writer.write(refusal(str(error)))
+            raise
+        sock = self._detached(writer)
+        try:
+            sock.sendall(accepted())  # the node waits for it, so the socket has room
+            take(sock, client.address)
+        except BaseException:
+            sock.close()
+            raise
+        self.taken += 1
+
+    def _listener(self, client: Client) -> Take:
+        take = self.services.get(client.service)
+        if take is None:
+            why = (
+                f"the leader does not listen for {client.service}"
+                if self.services
+                else "the leader does not serve clients now"
+            )
+            raise Refused(why)
+        return take
+
+    @staticmethod
+    def _detached(writer: asyncio.StreamWriter) -> socket.socket:
+        """Return the socket of a connection, which asyncio knows no more. The node sends nothing before it has got an answer."""
+        transport: Any = writer.transport
+        transport.pause_reading()
+        found: socket.socket = writer.get_extra_info("socket").dup()
+        transport.abort()
+        return found
+
+
+async def message(reader: asyncio.StreamReader) -> dict[str, Any]:
+    """Read one message. Raises EOFError, StreamError or Refused."""
+    head = await exactly(reader, LENGTH_BYTES)
+    return decoded(head, await exactly(reader, length_of(head)))
+
+
+async def exactly(reader: asyncio.StreamReader, count: int) -> bytes:
+    """Read so many bytes, and none behind them. Raises EOFError."""
+    data = b""
+    while len(data) < count:
+        more = await reader.read(count - len(data))
+        if not more:
+            raise EOFError
+        data += more
+    return data
