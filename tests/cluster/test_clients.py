@@ -313,3 +313,23 @@ def test_all_nodes_tell_how_the_cluster_is(cluster: Cluster) -> None:
 
 def caught_up(nodes: list[dict[str, object]]) -> list[dict[str, object]] | None:
     return nodes if all(isinstance(lag := node["lag_ms"], int) and lag < 60_000 for node in nodes) else None
+
+
+def test_an_operator_has_another_node_lead_and_nothing_is_flagged(cluster: Cluster) -> None:
+    leader, others = roles(cluster)
+    cluster.wait_in_sync(3)
+    wanted, uri = others[1], f"http://127.0.0.1:{others[0].http}"
+    member = api(wanted).get("/api/cluster")["member"]
+    with cluster.publisher() as publisher:
+        publisher.more(100)
+        done = command("ctl", "--uri", uri, "cluster_transfer", "nobody")
+        assert done.returncode == 1 and "no node 'nobody' could lead now; in sync are: " in done.stderr
+        done = command("ctl", "--uri", uri, "cluster_transfer", member[:8])
+        assert done.returncode == 0 and f"{member[:8]} is to lead" in done.stdout
+        assert cluster.wait_for_leader(other=leader) is wanted
+        publisher.more(100)
+        cluster.wait_in_sync(3)
+    with wanted.connect() as connection, connection.channel() as channel:
+        queue = channel.queue("q", durable=True)
+        found = [message for _ in publisher.confirmed if (message := queue.get()) is not None]
+        assert len(found) >= len(publisher.confirmed) and not any(message.redelivered for message in found)

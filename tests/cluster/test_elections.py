@@ -157,7 +157,7 @@ def test_after_an_end_in_order_nothing_is_flagged_but_what_was_delivered(cluster
         queue = channel.queue("q", durable=True)
         for number in range(20):
             channel.publish(str(number).encode(), "q")
-        assert [queue.get().body for _ in range(3)] == [b"0", b"1", b"2"]  # type: ignore[union-attr]
+        assert [queue.get().body for _ in range(3)] == [b"0", b"1", b"2"]
         assert leader.stop() == 0
     with cluster.wait_for_leader(leader).connect() as connection, connection.channel() as channel:
         queue = channel.queue("q", durable=True)

@@ -61,6 +61,8 @@ AGAIN_SILENCE_S = 1.0
 WATCH_S = 1.0
 """A follower asks the register this often whether its leader still leads."""
 REST_S = 0.2
+DEFER_S = 2.0
+"""If another node is to lead next, as an operator has asked for, this one waits so long before it tries to."""
 EVERYWHERE = ("0.0.0.0", "::")
 """Hosts that stand for all addresses of a machine, so that others cannot connect to them."""
 AGAIN_MAX_S = 1.0
@@ -156,6 +158,7 @@ class Candidate:
         self._heard_at = boottime()
         self._promised_until = self._heard_at + PROMISE_S
         """Until then this node does not try to lead: an earlier process of it may have promised that just before its end."""
+        self._deferred_until = 0.0
         self.member: Member
         self.front: Front
         """The listeners for clients, until this node leads."""
@@ -306,6 +309,8 @@ class Candidate:
             why = "the leader has closed the connection"
             if follower.left:
                 self._is_dead(seat)
+                if follower.successor not in ("", self.member.member):
+                    self._deferred_until = boottime() + DEFER_S
                 return
         except ConnectionRefusedError as error:
             why = str(error)
@@ -380,6 +385,8 @@ class Candidate:
         following = read_following(self._disk)
         if following is not None and not following.complete:
             return "nobody leads; this directory is not complete"
+        if boottime() < self._deferred_until:
+            return "nobody leads; another node is to lead next"
         if seat is not None and seat.member == me and answers(seat.address):
             raise Refused(
                 f"another process leads with a copy of {self._disk.root}, and followers connect to it at {seat.address}: stop one of "

@@ -47,6 +47,8 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
         cluster_status,
         "name, version, listeners and alarms of the node, and the nodes of its cluster",
     )
+    sub = add("cluster_transfer", cluster_transfer, "have another node of the cluster lead; nothing is flagged then")
+    sub.add_argument("node", nargs="?", default="", metavar="NODE", help="which one (default: whichever is first)")
     add("report", report, "status, alarms, settings and all lists, for whoever helps")
     sub = add("set_log_level", set_log_level, "change what the broker logs, until it stops")
     sub.add_argument("level", choices=LEVELS, metavar="LEVEL", help=", ".join(LEVELS))
@@ -134,6 +136,11 @@ def cluster_status(api: Management, _args: argparse.Namespace) -> Shown:
         rows = [[shown_of(node, name) for name in NODE] for node in nodes]
         lines += ["", *table(tuple(name.replace("_", " ") for name in NODE), rows).splitlines(), ""]
     return found, "\n".join([*lines, told]), 0
+
+
+def cluster_transfer(api: Management, args: argparse.Namespace) -> str:
+    found = api.post("cluster", "transfer", body={"to": args.node})
+    return f"{found['to'][:8] if found['to'] else 'another node'} is to lead; `kvitto ctl cluster_status` says when it does"
 
 
 def shown_of(node: dict[str, Any], name: str) -> Any:

@@ -139,6 +139,8 @@ class Follower:
         """The place behind the last sync point that has been carried out."""
         self.copying = False
         """Whether files are being compared, and the directory is neither the old one nor the new one."""
+        self.successor = ""
+        """The member that is to lead next, as the leader has said at its end; "" for any."""
         self.left = False
         """Whether the leader has ended in order, and this directory is what its directory was then."""
         self.heard = 0
@@ -347,6 +349,7 @@ class Follower:
             raise Refused(f"{self.where}: {record.payload.decode(errors='replace')}")
         elif kind == Kind.LEFT:
             self.left = record.position == self.place == self.synced
+            self.successor = record.payload.decode(errors="replace")
         elif kind != Kind.ALIVE:
             raise StreamError(f"a frame of kind {kind} that does not belong here")
 

@@ -235,11 +235,14 @@ class Link:
         else:
             raise StreamError(f"a frame of kind {kind} that does not belong here")
 
-    def leave(self, end: int) -> bool:
-        """Tell the follower that this leader has ended in order, if it has everything up to `end`, where the stream ends."""
+    def leave(self, end: int, successor: str = "") -> bool:
+        """Tell the follower that this leader has ended in order, if it has everything up to `end`, where the stream ends.
+
+        `successor`: the member that is to lead next, "" for any.
+        """
         if self.state != "following" or self.replaced or self.acknowledged < end:
             return False
-        self._out.append(self._frames.encode(Kind.LEFT, 0, end))
+        self._out.append(self._frames.encode(Kind.LEFT, 0, end, successor.encode()))
         return True
 
     def _acknowledged(self, place: int) -> None:

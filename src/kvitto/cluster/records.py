@@ -64,8 +64,9 @@ class Kind(IntEnum):
     ACK = 41
     REFUSED = 42
     """The sender ends the connection, and the payload tells an operator why."""
-    LEFT = 43
-    """The leader has ended in order, and nothing follows. `position` is the place up to which the follower has synced everything."""
+    LEFT = 44
+    """The leader has ended in order, and nothing follows. `position` is the place up to which the follower has synced everything, the
+    payload the member that is to lead next, if an operator has chosen one."""
 
 
 KINDS = frozenset(int(kind) for kind in Kind)

@@ -15,10 +15,11 @@ from kvitto.base.version import __version__
 from kvitto.cluster import standing
 from kvitto.cluster.register import Document, Seat
 from kvitto.cluster.standing import LEADING, Standing
+from kvitto.http import fields
 from kvitto.http.access import Access
 from kvitto.http.api import Api, Call
 from kvitto.http.exposition import counter, gauge, head, labels, single
-from kvitto.http.request import Response, answer
+from kvitto.http.request import Response, answer, bad_request
 
 AWAY = "away"
 """The state of a node that has followed this leader, or was in sync when it was elected, and is not connected."""
@@ -164,4 +165,22 @@ def of_process(started_s: float) -> Iterator[list[str]]:
     yield gauge("process_start_time_seconds", "Start time of the broker, Unix time.", started_s)
 
 
-ROUTES = (("GET", "/api/cluster", Access.MONITORING, cluster),)
+def transfer(call: Call) -> Response:
+    """Have another node lead. It is accepted with 202: this node ends in order then, and follows."""
+    tenure = tenure_of(call.api)
+    if tenure is None:
+        raise bad_request("this broker belongs to no cluster")
+    wanted = fields.text(call.request.json(), "to", "")
+    ready = call.api.host.followers.in_sync & set(tenure.others())
+    found = [member for member in sorted(ready) if wanted in ("", member, member[:8], standing.node_name(member))]
+    if not found:
+        names = ", ".join(member[:8] for member in sorted(ready)) or "none"
+        raise bad_request(f"no {f'node {wanted!r}' if wanted else 'other node'} could lead now; in sync are: {names}")
+    call.api.host.hand_over(found[0] if wanted else "")
+    return answer({"to": found[0] if wanted else None}, status=202)
+
+
+ROUTES = (
+    ("GET", "/api/cluster", Access.MONITORING, cluster),
+    ("POST", "/api/cluster/transfer", Access.ADMINISTRATOR, transfer),
+)

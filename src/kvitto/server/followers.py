@@ -372,8 +372,11 @@ class Followers:
         for event in self._wakes.values():
             event.set()
 
-    async def finish(self, in_order: bool) -> None:
-        """Have followers sync what is left, and end their connections. `in_order`: the directory has been left in order."""
+    async def finish(self, in_order: bool, successor: str) -> None:
+        """Have followers sync what is left, and end their connections.
+
+        `in_order`: the directory has been left in order. `successor`: the member that is to lead next, "" for any.
+        """
         if self._server is not None:
             self._server.close()
         if self._beat is not None:
@@ -384,7 +387,7 @@ class Followers:
             link.state == "following" and not link.replaced and link.acknowledged < end for link in self.links
         ):
             await asyncio.sleep(0.01)
-        told = [link for link in self.links if in_order and link.leave(end)]
+        told = [link for link in self.links if in_order and link.leave(end, successor)]
         self._wake()
         while time.monotonic() < deadline and any(link.wants for link in told if link in self._leader.links):
             await asyncio.sleep(0.001)

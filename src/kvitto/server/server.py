@@ -108,6 +108,9 @@ class Server(Driving):
         self._beat: asyncio.TimerHandle | None = None
         self._beats = 0
         self._stopping = False
+        self._successor = ""
+        """The member that is to lead when this node ends, "" for any."""
+        self._handing_over: asyncio.Task[None] | None = None
         self.logins: Logins
         self.shovels: Shovels
         self._logging_in: set[asyncio.Task[User | None]] = set()
@@ -309,9 +312,13 @@ class Server(Driving):
             self._tls.reload()
 
     async def run_until_stopped(self) -> None:
+        """Raises Deposed if another node is to lead."""
         await self._ended.wait()
         if self._error is not None:
             raise self._error
+        if self._handing_over is not None:
+            await self._handing_over
+            raise Deposed("it has handed the lead over")
 
     def fail(self, error: Exception) -> None:
         """Stop without confirming anything, because the disk cannot be trusted any more (C8)."""
@@ -341,6 +348,13 @@ class Server(Driving):
         self._takers.clear()  # what other nodes pass on comes over the listener for followers, which stays a little longer
         for server in self._servers:
             server.close()
+
+    def hand_over(self, successor: str) -> None:
+        """End in order, so that another node of the cluster leads: this member, or any if it is "". Then this node follows."""
+        if not self._stopping and self._error is None:
+            log.info("another node is to lead: %s", successor[:8] or "whichever is first")
+            self._successor = successor
+            self._handing_over = self._loop.create_task(self.stop())
 
     async def stop(self) -> None:
         """Close connections, sync everything, and leave the directory in order."""
@@ -378,7 +392,7 @@ class Server(Driving):
                 self.broker.finish()
             self.store.shut()
             if self.followers is not None:
-                await self.followers.finish(self.store.ended_in_order)
+                await self.followers.finish(self.store.ended_in_order, self._successor)
         except StoreError as error:
             self._error = self._error or error
             log.critical(
