@@ -19,7 +19,7 @@ from typing import NoReturn
 from kvitto.base.clock import SystemClock
 from kvitto.base.config import Config, address
 from kvitto.base.errors import StoreFull
-from kvitto.cli.following import AGAIN_S, Stopped, stop, talk
+from kvitto.cli.following import AGAIN_S, Stopped, scrub, stop, talk
 from kvitto.cluster.follower import Follower
 from kvitto.cluster.handshake import Refused, read_key
 from kvitto.cluster.promotion import begin_epoch
@@ -41,6 +41,7 @@ from kvitto.server.etcd import Etcd
 from kvitto.server.lease import TTL_S, Lease, boottime
 from kvitto.server.listening import in_url
 from kvitto.server.notify import Notify
+from kvitto.server.scrubbing import Scrubbing, path_of
 from kvitto.server.tenure import PROMISE_S, Damaged, Deposed, Election
 from kvitto.store import paths
 from kvitto.store.disk import Disk, RealDisk
@@ -105,6 +106,10 @@ def resign(election: Election, disk: Disk, why: str) -> None:
     """Give the lead up, because files are damaged. This node does not lead again before it has compared its files with another leader's."""
     log.warning("this node leads no more, and copies what is damaged from another one: %s", why)
     write_following(disk, Following(election.seat.address, False, "", election.member))
+    own = read_member(disk)
+    if own is not None:
+        own.resign(path_of(why), SystemClock().now_ms())
+        write_member(disk, own)
     register, document = election.register, election.document
     try:
         seen = register.read()
@@ -139,6 +144,7 @@ class Candidate:
         self._epoch = 0
         """The epoch of the leader that is being followed."""
         self._follower: Follower | None = None
+        self._scrubbing: Scrubbing | None = None
         self._followed = ""
         """The last leader's process that has sent something."""
         self._last: Seat | None = None
@@ -167,6 +173,8 @@ class Candidate:
             why = self._why_not(document, seat)
             try:
                 if not why and (election := self._stand(seen)) is not None:
+                    if self._scrubbing is not None:  # the broker verifies its files itself
+                        self._scrubbing.stop()
                     return election
             except (StoreFull, StreamError) as error:
                 why = f"nobody leads; this node cannot: {error}"
@@ -241,14 +249,14 @@ class Candidate:
             follower = self._follower = Follower(
                 self._disk, SystemClock(), self._key, seat.address, log.info, self._judge, self.member
             )
+            self._scrubbing = scrub(follower)
         follower.where = seat.address
         watch, why, before = None, "", follower.place
         try:
             with socket.create_connection(address(seat.address), AGAIN_SILENCE_S) as sock:
                 watch = Watch(self._register, seat, sock)
                 silence = AGAIN_SILENCE_S if self._followed == seat.process else SILENCE_S
-                talk(follower, sock, silence, lambda: self._heard(seat, sock))
-            why = "the leader has closed the connection"
+                why = talk(follower, sock, silence, lambda: self._heard(seat, sock))
         except ConnectionRefusedError as error:
             why = str(error)
             if self._followed == seat.process:
@@ -305,6 +313,11 @@ class Candidate:
         following = read_following(self._disk)
         if following is not None and not following.complete:
             return "nobody leads; this directory is not complete"
+        damage = (self._follower.damage if self._follower is not None else "") or (
+            following.damage if following else ""
+        )
+        if damage and document.members != (me,):
+            return f"nobody leads; this node waits for others, because its files are damaged: {damage}"
         if seat is not None and seat.member == me and answers(seat.address):
             raise Refused(
                 f"another process leads with a copy of {self._disk.root}, and followers connect to it at {seat.address}: stop one of "

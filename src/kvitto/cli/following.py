@@ -22,8 +22,10 @@ from kvitto.cluster.follower import Follower
 from kvitto.cluster.handshake import Refused, read_key
 from kvitto.cluster.records import StreamError
 from kvitto.server.notify import Notify
+from kvitto.server.scrubbing import Scrubbing, in_words
 from kvitto.store import paths
 from kvitto.store.disk import RealDisk
+from kvitto.store.scrub import Damage
 from kvitto.store.store import refuse_incomplete, refuse_inside
 
 log = logging.getLogger("kvitto")
@@ -53,6 +55,7 @@ def follow(config: Config) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     notify = Notify(os.environ)
+    scrubbing = scrub(follower)
     line = f"kvitto follows leader={config.follow} data={disk.root} pid={os.getpid()}"
     print(line, flush=True)
     notify.ready(line)
@@ -63,6 +66,7 @@ def follow(config: Config) -> int:
             signal.signal(number, signal.SIG_IGN)
         log.info("stopping")
         notify.stopping()
+    scrubbing.stop()
     del lock
     return 0
 
@@ -78,8 +82,7 @@ def keep_following(follower: Follower, host: str, port: int) -> NoReturn:
         before = follower.place
         try:
             with socket.create_connection((host, port), CONNECT_S) as sock:
-                talk(follower, sock)
-            why = "the leader has closed the connection"
+                why = talk(follower, sock)
         except StoreFull as error:
             why = f"{error}; nothing more is taken until there is room"
         except StreamError as error:
@@ -95,14 +98,31 @@ def keep_following(follower: Follower, host: str, port: int) -> NoReturn:
         pause = min(2 * pause, AGAIN_MAX_S)
 
 
+def scrub(follower: Follower) -> Scrubbing:
+    """Begin to verify the files of a follower in the background. If some are damaged it gets them again from its leader."""
+
+    def tell(damage: Damage, whose: str) -> None:
+        if is_together():
+            log.error("%s; all files are compared with the leader's to get a good copy", in_words(damage, whose))
+            follower.damage = str(damage)
+
+    def is_together() -> bool:
+        return bool(follower.session) and not follower.copying and not follower.damage
+
+    found = Scrubbing(follower.disk, tell, is_together)
+    found.start()
+    return found
+
+
 def unheard() -> None:
     """The `heard_of` of a follower that makes no promises."""
 
 
 def talk(
     follower: Follower, sock: socket.socket, silence_s: float = SILENCE_S, heard_of: Callable[[], None] = unheard
-) -> None:
-    """One connection, until the leader closes it. Raises Refused, StreamError, StoreError or OSError.
+) -> str:
+    """One connection, until the leader closes it, or damage was found here. Return why it ended. Raises Refused, StreamError, StoreError or
+    OSError.
 
     `heard_of` is called before anything that has come is answered.
     """
@@ -115,6 +135,8 @@ def talk(
             heard, since = follower.heard, time.monotonic()
         elif time.monotonic() - since > SILENCE_S:  # what looks like the beginning of a long record may be damaged
             raise StreamError(f"no whole record for {SILENCE_S:g} s")
+        if follower.damage:
+            return "files of this node are damaged, and are compared"
         heard_of()
         try:
             for answer in follower.feed(data):
@@ -123,3 +145,4 @@ def talk(
             with suppress(OSError):
                 sock.sendall(follower.refusal(str(error)))
             raise
+    return "the leader has closed the connection"

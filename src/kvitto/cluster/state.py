@@ -21,6 +21,7 @@ from kvitto.store.disk import Disk, replace_small
 from kvitto.store.store import UNKNOWN_BOOT
 
 HISTORY_MAX = 500
+RESIGNED_MS = 3600 * 1000
 HISTORY_KEPT = 100
 """A directory remembers this many of the latest elections."""
 
@@ -44,6 +45,8 @@ class Following:
     """The run of the leader that the directory was last completed from."""
     member: str = field(default_factory=new_id)
     """The name of this directory, made with it: a copy of it that follows at the same time is found out."""
+    damage: str = ""
+    """What is damaged here and has not been got from a leader yet, in words. Others lead as long as there are any."""
 
 
 def read_history(disk: Disk) -> list[str]:
@@ -85,6 +88,16 @@ class Member:
     name: str = ""
     """The name of the cluster in the register."""
     member: str = field(default_factory=new_id)
+    resigned: dict[str, int] = field(default_factory=dict)
+    """The files because of which this node has given up the lead lately, with the time in ms."""
+
+    def has_resigned(self, path: str, now_ms: int) -> bool:
+        """Return whether this node has given up the lead because of a file a short time ago. If the file is damaged again, or still,
+        nobody had a better copy of it."""
+        return now_ms - self.resigned.get(path, -RESIGNED_MS) < RESIGNED_MS
+
+    def resign(self, path: str, now_ms: int) -> None:
+        self.resigned = {p: ms for p, ms in self.resigned.items() if now_ms - ms < RESIGNED_MS} | {path: now_ms}
 
 
 def read_member(disk: Disk) -> Member | None:

@@ -22,6 +22,7 @@ from kvitto.base.errors import CONNECTION_FORCED, ConnectionError_, StoreError
 from kvitto.base.process import files_reserve, open_files, open_files_max
 from kvitto.broker.administration.auth import FirstUser
 from kvitto.broker.broker import Broker
+from kvitto.cluster.state import read_member
 from kvitto.protocol.hub import Hub
 from kvitto.protocol.states import RUNNING
 from kvitto.protocol.unacked import Held, held
@@ -34,6 +35,7 @@ from kvitto.server.listening import bind
 from kvitto.server.logins import Logins
 from kvitto.server.peer import INBOX, Peer
 from kvitto.server.poller import Loop
+from kvitto.server.scrubbing import Scrubbing, in_words, path_of
 from kvitto.server.shovels import Shovels
 from kvitto.server.syncer import Syncer
 from kvitto.server.tenure import Damaged, Deposed, Election
@@ -41,6 +43,7 @@ from kvitto.server.tls import TlsFiles
 from kvitto.server.watch import ConnectionWatch
 from kvitto.server.watermarks import Watermarks
 from kvitto.store.disk import Disk, RealDisk
+from kvitto.store.scrub import Damage
 from kvitto.store.store import Store
 from kvitto.wire.buf import Buf
 
@@ -75,6 +78,8 @@ class Server(Driving):
         self.followers = Followers(config, disk, election) if config.followers else None
         """Those who keep a copy of the data directory, None without --followers."""
         super().__init__(Store(self.followers.disk if self.followers else disk, clock, sync=config.sync), clock)
+        self._disk = disk
+        self._scrubbing = Scrubbing(disk, self._scrubbed, lambda: True)
         self.config = config
         self.inbox = Buf(INBOX)
         self.port = 0
@@ -100,6 +105,8 @@ class Server(Driving):
         self._beat: asyncio.TimerHandle | None = None
         self._beats = 0
         self._stopping = False
+        self._told: list[str] = []
+        """What damage was told of by `_tell_damage`."""
         self.logins: Logins
         self.shovels: Shovels
         self._logging_in: set[asyncio.Task[User | None]] = set()
@@ -183,21 +190,26 @@ class Server(Driving):
         self.poller.measure(self.broker.latencies)  # not the start itself: nobody waits for the loop before
         self.schedule()
         self.shovels.start()
+        self._scrubbing.start()
 
     def _refuse_damage(self) -> None:
         """In a cluster, have another member lead if files are damaged here: nobody has been told of them yet. Raises Damaged."""
-        tenure = self.followers.tenure if self.followers is not None else None
+        if self.followers is None:
+            return
+        self.followers.on_damage(self._found_by_comparing)
+        tenure = self.followers.tenure
         if tenure is None:
             return
-        if self.store.damages and tenure.others():
-            raise Damaged(self.store.damages[0])
+        damages = [text for text in self.store.damages if not self._has_resigned(text)]
+        if damages and tenure.others():
+            raise Damaged(damages[0])
         self.store.on_damage = self._found_damage
 
     def _found_damage(self, text: str) -> None:
         """In a cluster, end before the damage is dealt with here, so that it reaches no other copy. Raises Damaged."""
         followers = self.followers
         assert followers is not None and followers.tenure is not None
-        if followers.in_sync & set(followers.tenure.others()):
+        if followers.in_sync & set(followers.tenure.others()) and not self._has_resigned(text):
             error = Damaged(text)
             followers.cut()
             self.store.fail(error)
@@ -205,6 +217,38 @@ class Server(Driving):
                 self.fail, error
             )  # whoever reads for a client may answer the error instead of raising it
             raise error
+
+    def _has_resigned(self, text: str) -> bool:
+        """Return whether this node has given up the lead because of that file lately: nobody had a better copy of it."""
+        own = read_member(self._disk)
+        return own is not None and own.has_resigned(path_of(text), self.clock.now_ms())
+
+    def _scrubbed(self, damage: Damage, whose: str) -> None:
+        """Tell of what has been found to be damaged. The thread that verifies files calls this."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self.guard, self._tell_damage, in_words(damage, whose))
+
+    def _found_by_comparing(self, damage: Damage) -> None:
+        self._loop.call_soon(self.guard, self._tell_damage, str(damage))
+
+    def _tell_damage(self, text: str) -> None:
+        if self._stopping or self._error is not None or any(text.startswith(known) for known in self._told):
+            return
+        self._told.append(text)
+        with contextlib.suppress(Damaged):  # the broker ends, and another member leads
+            self.store.alarm(
+                f"{text}. It was found by verifying files. `kvitto check` and `kvitto salvage` tell what is lost and save the rest, "
+                "once the broker has stopped"
+            )
+
+    def _look_who_has_better(self) -> None:
+        """Have another member lead if it has kept what is damaged here."""
+        followers = self.followers
+        assert followers is not None
+        for path, members in followers.kept.items():
+            if members & followers.in_sync:
+                with contextlib.suppress(Damaged):
+                    self._found_damage(f"{path}: another member has a better copy")
 
     def _first_user(self) -> FirstUser:
         config = self.config
@@ -309,6 +353,7 @@ class Server(Driving):
             self.store.fail(error)
             trace = None if isinstance(error, StoreError) else error
             log.critical("%s; stopping, and nothing more will be confirmed", error, exc_info=trace)
+            self._scrubbing.end()
             for connection in list(self.hub.connections):
                 connection.transport.abort()
             self._ended.set()
@@ -319,6 +364,7 @@ class Server(Driving):
             self._error = Deposed(why)
             self.store.fail(self._error)
             log.warning("this node leads no more: %s", why)
+            self._scrubbing.end()
             if self.followers is not None:
                 self.followers.cut()
             for server in self._servers:
@@ -332,6 +378,7 @@ class Server(Driving):
         if self._stopping:
             return
         self._stopping = True
+        self._scrubbing.stop()
         if hasattr(self, "shovels"):
             await self.shovels.stop()
         for server in self._servers:
@@ -436,6 +483,8 @@ class Server(Driving):
         if self.broker.full:
             self.broker.retry_writes()
             self.schedule()
+        if self.followers is not None and self.followers.kept and self.followers.tenure is not None:
+            self._look_who_has_better()
         self._watermarks.look()
         short = self.broker.full or self._watermarks.disk_low
         if short or self.store.short:
