@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+
 import pytest
 
 from kvitto.cluster.link import Link
@@ -134,6 +136,6 @@ def test_a_leader_that_trusts_itself_damages_its_follower(monkeypatch: pytest.Mo
     assert pair.own != good and replaced(pair.disk)[path] == good[path]
 
 
-def iter_nothing():  # type: ignore[no-untyped-def]
+def iter_nothing() -> Generator[bytes, None, list[Damage]]:
     yield b""
     return []

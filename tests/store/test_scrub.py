@@ -108,12 +108,14 @@ def test_what_a_broker_does_meanwhile_is_no_damage() -> None:
 def test_damage_that_is_gone_at_another_look_is_not_told_of() -> None:
     disk = build(True)
     path = next(path for path in disk.files() if path.startswith("queues/") and path.endswith(f"{0:020d}.log"))
-    for mend in (lambda: disk.flip(path, 300, 1), lambda: disk.unlink(path)):
+    told: list[Damage] = []
+    for removed in (False, True):
         disk.flip(path, 300, 1)
-        told: list[Damage] = []
-        for cost in Pass(disk, lambda damage, _, told=told: told.append(damage)).run():
-            if cost == scrub.AGAIN_COST:
-                mend()
+        for cost in Pass(disk, lambda damage, _: told.append(damage)).run():
+            if cost == scrub.AGAIN_COST and removed:
+                disk.unlink(path)
+            elif cost == scrub.AGAIN_COST:
+                disk.flip(path, 300, 1)
         assert not told
 
 
@@ -124,6 +126,6 @@ def test_a_real_file_is_read_from_the_device_and_the_cache_stays_as_it_was(tmp_p
         os.fsync(file.fileno())
     for past_cache in (False, True):
         source = scrub.Source(RealDisk(str(tmp_path)).open("file"), "file")
-        source.past_cache = past_cache
+        source.is_sealed = past_cache
         assert source.bytes_at(PIECE - 5, 10) == data[PIECE - 5 : PIECE + 5]
         assert source.bytes_at(0, len(data)) == data and source.bytes_at(7, 1) == data[7:8]

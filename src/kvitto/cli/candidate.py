@@ -105,7 +105,7 @@ def run_node(config: Config, lead: Callable[[Election], int]) -> int:
 def resign(election: Election, disk: Disk, why: str) -> None:
     """Give the lead up, because files are damaged. This node does not lead again before it has compared its files with another leader's."""
     log.warning("this node leads no more, and copies what is damaged from another one: %s", why)
-    write_following(disk, Following(election.seat.address, False, "", election.member))
+    write_following(disk, Following(election.seat.address, True, "", election.member, why))
     own = read_member(disk)
     if own is not None:
         own.resign(path_of(why), SystemClock().now_ms())

@@ -101,8 +101,13 @@ def keep_following(follower: Follower, host: str, port: int) -> NoReturn:
 def scrub(follower: Follower) -> Scrubbing:
     """Begin to verify the files of a follower in the background. If some are damaged it gets them again from its leader."""
 
+    told: set[Damage] = set()
+
     def tell(damage: Damage, whose: str) -> None:
+        if damage in told:
+            return  # the leader has no better copy
         if is_together():
+            told.add(damage)
             log.error("%s; all files are compared with the leader's to get a good copy", in_words(damage, whose))
             follower.damage = str(damage)
 

@@ -332,7 +332,7 @@ class Follower:
             self._keep(node, record.position)
             self._file(node).write_at(record.position, [record.payload])
             node.length = max(node.length, record.position + len(record.payload))
-        elif kind == Kind.DOUBT and self.copying:
+        elif kind == Kind.DOUBT and self.copying and len(record.payload) % DOUBTED.size == 0:
             self._doubt = record.file, record.position, record.payload
         elif kind == Kind.END and self.copying:
             self._end_of_file(self._node(record.file), record.position)

@@ -365,7 +365,7 @@ class Link:
         done, found = 0, list[Damage]()
 
         def look() -> Generator[int, None, None]:
-            found.extend((yield from look_at(self.leader.disk.inner, node.paths[0])))
+            found.extend((yield from look_at(self.leader.disk.inner, node.paths[0], past_cache=False)))
 
         for cost in look():
             done += cost

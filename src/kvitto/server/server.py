@@ -60,6 +60,8 @@ QUIET_S = 0.1
 IDLE_S = 10
 """After this many seconds in a row, each with less AMQP input than QUIET_BYTES and less CPU time of the loop than QUIET_S, the broker is
 idle, and long work disturbs nobody. The CPU time is what shows that requests over HTTP are being served."""
+SCRUBBED = 1
+"""The file that is being verified, which may be one more than queues need."""
 CLEAN_BEATS = 300
 """The minimum time in seconds between two full garbage collections."""
 
@@ -315,7 +317,7 @@ class Server(Driving):
     def _files_left(self, peers: int) -> int:
         """Return the number of descriptors that are left after `peers` connections, half of the reserve, and the files
         that existing queues may need."""
-        needed = max(self.store.disk.open_files(), limits.FILES_PER_QUEUE * len(self.broker.queues))
+        needed = max(self.store.disk.open_files(), limits.FILES_PER_QUEUE * len(self.broker.queues)) + SCRUBBED
         return open_files_max() - files_reserve() // 2 - self._other_files - needed - peers
 
     def _peers(self) -> int:

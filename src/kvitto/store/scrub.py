@@ -85,8 +85,10 @@ class Source:
         self.size = file.size()
         self.data = b""
         self.start = self.end = 0
-        self.past_cache = False
-        """Whether to read from the device what the system's cache has, too. Only for what is not written any more."""
+        self.is_sealed = False
+        """Whether nothing is written to the file any more."""
+        self.may_pass_cache = True
+        """Whether to read from the device what the system's cache has of such a file, too."""
         self._file = file
         fd = file.fileno()
         if fd >= 0 and hasattr(os, "posix_fadvise"):
@@ -104,7 +106,9 @@ class Source:
         else:
             self.start = begin
         while begin < until:
-            data = read_quietly(self._file, begin, min(PIECE, self.size - begin), self.past_cache)
+            data = read_quietly(
+                self._file, begin, min(PIECE, self.size - begin), self.is_sealed and self.may_pass_cache
+            )
             parts.append(data)
             begin, read = begin + len(data), read + len(data)
             if len(data) < PIECE and begin < until:
@@ -277,20 +281,21 @@ class Walk:
 # -- files -----------------------------------------------------------------------------------------------------
 
 
-def look_at(disk: Disk, path: str, sizes: Sizes = inventory.UNKNOWN) -> Steps:
+def look_at(disk: Disk, path: str, sizes: Sizes = inventory.UNKNOWN, past_cache: bool = True) -> Steps:
     """Verify one file, twice if something does not verify. Returns what is damaged for certain.
 
-    `sizes`: what the inventory has said of the file, before it was looked at. Nothing is found in a file that is gone, or of no known kind.
+    `sizes`: what the inventory has said of the file, before it was looked at. `past_cache`: whether files that are not written any more are
+    read from the device. Nothing is found in a file that is gone, or of no known kind.
     """
-    found = yield from _look(disk, path, sizes)
+    found = yield from _look(disk, path, sizes, past_cache)
     if found:
         yield AGAIN_COST
-        again = yield from _look(disk, path, sizes)
+        again = yield from _look(disk, path, sizes, past_cache)
         found = [damage for damage in again if damage in found and disk.exists(path)]
     return found
 
 
-def _look(disk: Disk, path: str, sizes: Sizes) -> Steps:
+def _look(disk: Disk, path: str, sizes: Sizes, past_cache: bool) -> Steps:
     verify = _verifier(path)
     if verify is None:
         return []
@@ -302,6 +307,7 @@ def _look(disk: Disk, path: str, sizes: Sizes) -> Steps:
         return []
     try:
         source = Source(file, path)
+        source.may_pass_cache = past_cache
         return (yield from verify(disk, source, sizes))
     except Changed:
         return []
@@ -361,7 +367,7 @@ def _segment(disk: Disk, source: Source, sizes: Sizes) -> Steps:
     elif salt != copy:
         found.append(_damage(source, HEADER - 8, HEADER, "the copy of the salt in its header is damaged"))
     footer = _footer(source, salt)
-    source.past_cache = footer is not None
+    source.is_sealed = footer is not None
     until = source.size if footer is None else footer.position
     walk = Walk(source, BATCHES, salt, HEADER, until, base)
     yield from walk.run()
@@ -440,7 +446,7 @@ def _tail(source: Source, at: int, synced: int, complete: bool) -> Steps:
 def _settlements(_disk: Disk, source: Source, sizes: Sizes) -> Steps:
     directory, _, name = source.path.rpartition("/")
     top, _, queue_id = directory.partition("/")
-    source.past_cache = top == paths.ARCHIVE
+    source.is_sealed = top == paths.ARCHIVE
     head = source.bytes_at(0, HEADER)
     if len(head) < HEADER:
         return [_damage(source, 0, len(head), "it ends here, although it had been synced")] if sizes[1] else []
