@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from contextlib import suppress
+from random import Random
 
 import pytest
 
+from kvitto.cluster import link
 from kvitto.cluster.link import Link
+from kvitto.cluster.records import CHUNK_BYTES, DOUBTED, StreamError
 from kvitto.cluster.state import read_following
 from kvitto.store import paths
 from kvitto.store.scrub import Damage, Pass
@@ -139,3 +143,35 @@ def test_a_leader_that_trusts_itself_damages_its_follower(monkeypatch: pytest.Mo
 def iter_nothing() -> Generator[bytes, None, list[Damage]]:
     yield b""
     return []
+
+
+def test_damage_that_spans_chunks_of_a_large_file() -> None:
+    pair = following(0)
+    for size in (10, CHUNK_BYTES // 2, 3 * CHUNK_BYTES, 10, CHUNK_BYTES, 10):
+        pair.leading.publish("q", Random(size).randbytes(size))
+        pair.leading.settle_down()
+    pair.rest()
+    good = pair.own
+    path = max(good, key=lambda path: len(good[path]))
+    for at in (100, CHUNK_BYTES // 3, CHUNK_BYTES + 5, 2 * CHUNK_BYTES + 5, 4 * CHUNK_BYTES):
+        pair.leading.inner.flip(path, at, 3)
+        told = listen(pair)
+        start_follower_again(pair)
+        assert [damage.path for damage in told] == [path] and pair.own == good
+        pair.leading.inner.flip(path, at, 3)
+        pair.disk.flip(path, at, 3)
+        told = listen(pair)
+        start_follower_again(pair)
+        assert not told and pair.own == good
+
+
+@pytest.mark.parametrize("payload", [b"", b"x", DOUBTED.pack(5, 4_000_000_000), DOUBTED.pack(9, 3)])
+def test_a_doubt_that_makes_no_sense_does_no_harm(payload: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = together()
+    monkeypatch.setattr(link, "doubted", lambda holes, at, size: payload if holes else b"")
+    pair.leading.inner.flip(sealed(pair)[1], 500, 3)
+    pair.disk = pair.disk.kill()
+    pair.begin()
+    with suppress(StreamError):
+        pair.pump()
+    assert pair.link.state in ("following", "copying")
