@@ -96,6 +96,27 @@ def test_a_wiped_leader_that_comes_up_first_does_not_lead(cluster: Cluster) -> N
     check(cluster, publisher.confirmed)
 
 
+def test_a_node_on_which_no_broker_starts_lets_another_one_lead(cluster: Cluster) -> None:
+    """A line of its definitions is damaged."""
+    cluster.wait_in_sync(3)
+    with cluster.publisher() as publisher:
+        publisher.more(100)
+    leader = cluster.wait_for_leader()
+    others = [node for node in cluster.nodes if node is not leader]
+    for node in [leader, *others]:
+        node.kill()
+    damage(leader.data / "definitions.log")
+    leader.start()
+    wait_until(lambda: lines(leader, "leads no more, and copies what is damaged"), what="it resigns")
+    for node in others:
+        node.start()
+    assert (other := cluster.wait_for_leader()) is not leader
+    cluster.wait_in_sync(3)
+    good = (other.data / "definitions.log").read_bytes()
+    wait_until(lambda: is_repaired(leader.data / "definitions.log", good), what="it has a good copy")
+    check(cluster, publisher.confirmed)
+
+
 def test_a_broker_that_stands_alone_raises_an_alarm_before_anybody_reads(tmp_path: Path) -> None:
     with Served(tmp_path / "data") as served:
         with kvitto.connect_sync(f"amqp://guest:guest@127.0.0.1:{served.port}/") as connection:

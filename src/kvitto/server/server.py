@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from kvitto.base import limits
 from kvitto.base.clock import Clock, SystemClock
 from kvitto.base.config import Config, ConfigError
-from kvitto.base.errors import CONNECTION_FORCED, ConnectionError_, StoreError
+from kvitto.base.errors import CONNECTION_FORCED, ConnectionError_, StoreError, StoreFull, SyncError
 from kvitto.base.process import files_reserve, open_files, open_files_max
 from kvitto.broker.administration.auth import FirstUser
 from kvitto.broker.broker import Broker
@@ -153,7 +153,7 @@ class Server(Driving):
             self.broker.start(self._first_user())
             self._refuse_damage()
         except StoreError as error:
-            self.store.fail(error)
+            self._fail_start(error)
             raise
         self.broker.turn_s = TURN_S
         self.broker.max_queues = self.config.max_queues
@@ -206,6 +206,15 @@ class Server(Driving):
         if damages and tenure.others():
             raise Damaged(damages[0])
         self.store.on_damage = self._found_damage
+
+    def _fail_start(self, error: StoreError) -> None:
+        """Note that no broker starts here. In a cluster, have another member lead. Raises Damaged."""
+        self.store.fail(error)
+        tenure = self.followers.tenure if self.followers is not None else None
+        if isinstance(error, (StoreFull, SyncError)) or tenure is None or not tenure.others():
+            return
+        if not self._has_resigned(str(error)):
+            raise Damaged(str(error)) from error
 
     def _found_damage(self, text: str) -> None:
         """In a cluster, end before the damage is dealt with here, so that it reaches no other copy. Raises Damaged."""
