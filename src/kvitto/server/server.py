@@ -107,8 +107,8 @@ class Server(Driving):
         self._beat: asyncio.TimerHandle | None = None
         self._beats = 0
         self._stopping = False
-        self._told: list[str] = []
-        """What damage was told of by `_tell_damage`."""
+        self._told: set[Damage] = set()
+        """The damage that `_tell_damage` has told of."""
         self.logins: Logins
         self.shovels: Shovels
         self._logging_in: set[asyncio.Task[User | None]] = set()
@@ -237,20 +237,25 @@ class Server(Driving):
     def _scrubbed(self, damage: Damage, whose: str) -> None:
         """Tell of what has been found to be damaged. The thread that verifies files calls this."""
         with contextlib.suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(self.guard, self._tell_damage, in_words(damage, whose))
+            self._loop.call_soon_threadsafe(self.guard, self._tell_damage, damage, whose)
 
     def _found_by_comparing(self, damage: Damage) -> None:
-        self._loop.call_soon(self.guard, self._tell_damage, str(damage))
+        self._loop.call_soon(self.guard, self._tell_damage, damage)
 
-    def _tell_damage(self, text: str) -> None:
-        if self._stopping or self._error is not None or any(text.startswith(known) for known in self._told):
+    def _tell_damage(self, damage: Damage, whose: str = "") -> None:
+        """Raise an alarm. In a cluster, have another member lead, as soon as one is in sync."""
+        if self._stopping or self._error is not None:
             return
-        self._told.append(text)
+        text = in_words(damage, whose)
         with contextlib.suppress(Damaged):  # the broker ends, and another member leads
-            self.store.alarm(
-                f"{text}. It was found by verifying files. `kvitto check` and `kvitto salvage` tell what is lost and save the rest, "
-                "once the broker has stopped"
-            )
+            if damage not in self._told:
+                self._told.add(damage)
+                self.store.alarm(
+                    f"{text}. It was found by verifying files. `kvitto check` and `kvitto salvage` tell what is lost and save the rest, "
+                    "once the broker has stopped"
+                )
+            else:
+                self.store.on_damage(text)
 
     def _look_who_has_better(self) -> None:
         """Have another member lead if it has kept what is damaged here."""
