@@ -110,11 +110,39 @@ def test_a_node_on_which_no_broker_starts_lets_another_one_lead(cluster: Cluster
     wait_until(lambda: lines(leader, "leads no more, and copies what is damaged"), what="it resigns")
     for node in others:
         node.start()
-    assert (other := cluster.wait_for_leader()) is not leader
+    other = cluster.wait_for_leader()
+    assert other is not leader
     cluster.wait_in_sync(3)
     good = (other.data / "definitions.log").read_bytes()
     wait_until(lambda: is_repaired(leader.data / "definitions.log", good), what="it has a good copy")
     check(cluster, publisher.confirmed)
+
+
+def test_what_is_damaged_on_all_nodes_does_not_keep_them_from_serving(cluster: Cluster) -> None:
+    """Each of them gives the lead up once for it. Then one leads on, with an alarm, and serves the rest."""
+    cluster.wait_in_sync(3)
+    with cluster.publisher() as publisher:
+        publisher.more(500)
+    leader = cluster.wait_for_leader()
+    wait_until(lambda: len({segments(node)[0].name for node in cluster.nodes}) == 1, what="all have it")
+    for node in cluster.nodes:
+        with segments(node)[0].open("r+b") as file:
+            file.seek(80)
+            file.write(b"damaged!")
+    wait_until(lambda: lines(leader, "leads no more, and copies what is damaged"), PASS_S, "it resigns")
+
+    def resigned() -> int:
+        return sum(len(lines(node, "leads no more, and copies what is damaged")) for node in cluster.nodes)
+
+    def leads_on() -> bool:
+        found = cluster.leader()
+        return found is not None and found.log().rfind("found by verifying") > found.log().rfind("kvitto: elected")
+
+    wait_until(leads_on, PASS_S, "one leads on")
+    assert resigned() <= 3
+    cluster.wait_in_sync(3)
+    found = numbers(cluster.wait_for_leader())
+    assert set(publisher.confirmed) - set(found) <= {1} and resigned() <= 3
 
 
 def test_a_broker_that_stands_alone_raises_an_alarm_before_anybody_reads(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ from kvitto.server.etcd import Etcd
 from kvitto.server.lease import TTL_S, Lease, boottime
 from kvitto.server.listening import in_url
 from kvitto.server.notify import Notify
-from kvitto.server.scrubbing import Scrubbing, path_of
+from kvitto.server.scrubbing import Scrubbing, place_of
 from kvitto.server.tenure import PROMISE_S, Damaged, Deposed, Election
 from kvitto.store import paths
 from kvitto.store.disk import Disk, RealDisk
@@ -57,6 +57,8 @@ WATCH_S = 1.0
 """A follower asks the register this often whether its leader still leads."""
 REST_S = 0.2
 AGAIN_MAX_S = 1.0
+DAMAGED_S = 10.0
+"""A node with damaged files tries to lead when nobody else has for this time: perhaps all others have damage, too, or are lost."""
 
 
 def run_node(config: Config, lead: Callable[[Election], int]) -> int:
@@ -105,10 +107,10 @@ def run_node(config: Config, lead: Callable[[Election], int]) -> int:
 def resign(election: Election, disk: Disk, why: str) -> None:
     """Give the lead up, because files are damaged. This node does not lead again before it has compared its files with another leader's."""
     log.warning("this node leads no more, and copies what is damaged from another one: %s", why)
-    write_following(disk, Following(election.seat.address, True, "", election.member, why))
+    write_following(disk, Following(election.seat.address, False, "", election.member))
     own = read_member(disk)
     if own is not None:
-        own.resign(path_of(why), SystemClock().now_ms())
+        own.resign(place_of(why), SystemClock().now_ms())
         write_member(disk, own)
     register, document = election.register, election.document
     try:
@@ -145,6 +147,8 @@ class Candidate:
         """The epoch of the leader that is being followed."""
         self._follower: Follower | None = None
         self._scrubbing: Scrubbing | None = None
+        self._free_since = time.monotonic()
+        """Since when nobody leads, as far as this node knows."""
         self._followed = ""
         """The last leader's process that has sent something."""
         self._last: Seat | None = None
@@ -168,6 +172,7 @@ class Candidate:
             assert document is not None
             if seat is not None and seat.member != self.member.member and seat.process != self._dead:
                 self._follow(seat, document.epoch)
+                self._free_since = time.monotonic()
                 continue
             # as this process has locked the directory, an earlier process of this member has ended
             why = self._why_not(document, seat)
@@ -316,7 +321,7 @@ class Candidate:
         damage = (self._follower.damage if self._follower is not None else "") or (
             following.damage if following else ""
         )
-        if damage and document.members != (me,):
+        if damage and document.members != (me,) and time.monotonic() - self._free_since < DAMAGED_S:
             return f"nobody leads; this node waits for others, because its files are damaged: {damage}"
         if seat is not None and seat.member == me and answers(seat.address):
             raise Refused(

@@ -72,7 +72,6 @@ def in_words(damage: Damage, whose: str) -> str:
     return f"{damage} ({whose})" if whose else str(damage)
 
 
-def path_of(text: str) -> str:
-    """Return the file that an alarm about damage begins with."""
-    found = re.match(r"[^\s:,]+", text)
-    return found[0] if found else ""
+def place_of(text: str) -> str:
+    """Return the beginning of an alarm about damage: the file, the place, and what is lost."""
+    return re.split(r"; | \(|\. ", text, maxsplit=1)[0]

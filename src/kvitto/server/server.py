@@ -35,7 +35,7 @@ from kvitto.server.listening import bind
 from kvitto.server.logins import Logins
 from kvitto.server.peer import INBOX, Peer
 from kvitto.server.poller import Loop
-from kvitto.server.scrubbing import Scrubbing, in_words, path_of
+from kvitto.server.scrubbing import Scrubbing, in_words, place_of
 from kvitto.server.shovels import Shovels
 from kvitto.server.syncer import Syncer
 from kvitto.server.tenure import Damaged, Deposed, Election
@@ -232,7 +232,7 @@ class Server(Driving):
     def _has_resigned(self, text: str) -> bool:
         """Return whether this node has given up the lead because of that file lately: nobody had a better copy of it."""
         own = read_member(self._disk)
-        return own is not None and own.has_resigned(path_of(text), self.clock.now_ms())
+        return own is not None and own.has_resigned(place_of(text), self.clock.now_ms())
 
     def _scrubbed(self, damage: Damage, whose: str) -> None:
         """Tell of what has been found to be damaged. The thread that verifies files calls this."""
