@@ -11,6 +11,7 @@ import pytest
 
 from kvitto.store import paths, scrub
 from kvitto.store.disk import RealDisk
+from kvitto.store.repair.survey import Survey
 from kvitto.store.scrub import PIECE, Damage, Pass
 from tests.store.test_damage_matrix import build, kind_of
 from tests.support.datadir import Memory
@@ -54,6 +55,14 @@ def test_each_flip_is_found_where_it_is(in_order: bool) -> None:
         assert all(damage.path == path for damage in told), (path, at, told)
         if kind_of(path) not in PLAIN and not is_room(disk, path, at):
             assert any(damage.at <= at < damage.until for damage in told), (path, at, told)
+
+
+def test_it_finds_what_check_finds() -> None:
+    disk = build(True)
+    for damaged, path, at in flips(disk, FLIPS // 3, 3):
+        if kind_of(path) not in PLAIN and not is_room(disk, path, at):
+            told = {damage.path for damage in found(damaged)}
+            assert told == {path} and path in {finding.path for finding in Survey(damaged).findings}, (path, at, told)
 
 
 def test_it_says_whose_messages_are_lost() -> None:

@@ -551,24 +551,22 @@ def _about(_disk: Disk, source: Source, _sizes: Sizes) -> Steps:
 
 
 def _inventory(_disk: Disk, source: Source, _sizes: Sizes) -> Steps:
-    found = []
-    for piece, at, _ in _entries(source):
+    header = inventory.read(source.bytes_at(0, inventory.SLOT), True, True)
+    found = [_damage(source, at, at + inventory.HALF, text) for text, at in header.damage]
+    for piece, first in _entries(source):
         yield len(piece)
-        for text, where in inventory.read(piece, True, False).damage:
-            place = at + where - inventory.SLOT if where >= inventory.SLOT else where
+        for text, at in inventory.read(piece, True, False).damage:
+            place = first + at - inventory.SLOT
             found.append(_damage(source, place, place + inventory.HALF, text))
     return found
 
 
-def _entries(source: Source) -> Iterator[tuple[bytes, int, int]]:
-    """Yield the slots of an inventory, some at a time, each time behind a header, with the position of the first one."""
+def _entries(source: Source) -> Iterator[tuple[bytes, int]]:
+    """Yield the slots of an inventory, some at a time, each time behind a whole header, with the position of the first one."""
     many = 64
     for at in range(inventory.SLOT, source.size, many * inventory.SLOT):
         slots = min(many, (source.size - at) // inventory.SLOT)
-        own = source.bytes_at(0, inventory.SLOT)[: inventory.HALF] if at == inventory.SLOT else b""
-        head = inventory.header(slots)
-        head = own + head[inventory.HALF :] if own else head
-        yield head + source.bytes_at(at, slots * inventory.SLOT), at, slots
+        yield inventory.header(slots) + source.bytes_at(at, slots * inventory.SLOT), at
 
 
 # -- a directory -----------------------------------------------------------------------------------------------
@@ -602,7 +600,7 @@ class Pass:
             return
         file = self._disk.open(paths.INVENTORY)
         try:
-            for piece, _, _ in _entries(Source(file, paths.INVENTORY)):
+            for piece, _ in _entries(Source(file, paths.INVENTORY)):
                 for entry in inventory.read(piece, True, False).entries:
                     if entry.kind in (inventory.SEGMENT, inventory.JOURNAL) and any(entry.sizes):
                         self._known[entry.kind, entry.queue_id, entry.number] = entry.sizes
