@@ -21,7 +21,7 @@ from kvitto.base import limits
 from kvitto.base.clock import SystemClock
 from kvitto.base.config import Config, address
 from kvitto.base.errors import StoreFull
-from kvitto.cli.following import AGAIN_S, Stopped, connected, stop, talk, why_ended
+from kvitto.cli.following import AGAIN_S, Stopped, connected, scrub, stop, talk, why_ended
 from kvitto.cluster.follower import Follower
 from kvitto.cluster.handshake import Refused, read_key
 from kvitto.cluster.promotion import begin_epoch
@@ -47,6 +47,7 @@ from kvitto.server.lease import TTL_S, Lease, boottime
 from kvitto.server.listening import in_url
 from kvitto.server.node_tls import node_tls
 from kvitto.server.notify import Notify
+from kvitto.server.scrubbing import Scrubbing, place_of
 from kvitto.server.tenure import PROMISE_S, Damaged, Deposed, Election
 from kvitto.store import paths
 from kvitto.store.disk import Disk, RealDisk
@@ -66,6 +67,8 @@ DEFER_S = 2.0
 EVERYWHERE = ("0.0.0.0", "::")
 """Hosts that stand for all addresses of a machine, so that others cannot connect to them."""
 AGAIN_MAX_S = 1.0
+DAMAGED_S = 10.0
+"""A node with damaged files tries to lead when nobody else has for this time: perhaps all others have damage, too, or are lost."""
 
 
 def run_node(config: Config, lead: Callable[[Election], int]) -> int:
@@ -115,6 +118,10 @@ def resign(election: Election, disk: Disk, why: str) -> None:
     """Give the lead up, because files are damaged. This node does not lead again before it has compared its files with another leader's."""
     log.warning("this node leads no more, and copies what is damaged from another one: %s", why)
     write_following(disk, Following(election.seat.address, False, "", election.member))
+    own = read_member(disk)
+    if own is not None:
+        own.resign(place_of(why), SystemClock().now_ms())
+        write_member(disk, own)
     register, document = election.register, election.document
     try:
         seen = register.read()
@@ -150,6 +157,9 @@ class Candidate:
         self._epoch = 0
         """The epoch of the leader that is being followed."""
         self._follower: Follower | None = None
+        self._scrubbing: Scrubbing | None = None
+        self._free_since = time.monotonic()
+        """Since when nobody leads, as far as this node knows."""
         self._followed = ""
         """The last leader's process that has sent something."""
         self._last: Seat | None = None
@@ -191,12 +201,15 @@ class Candidate:
             if seat is not None and seat.member != self.member.member and seat.process != self._dead:
                 self._led_by(seat)
                 self._follow(seat, document.epoch)
+                self._free_since = time.monotonic()
                 continue
             self._led_by(None)
             # as this process has locked the directory, an earlier process of this member has ended
             why = self._why_not(document, seat)
             try:
                 if not why and (election := self._stand(seen)) is not None:
+                    if self._scrubbing is not None:  # the broker verifies its files itself
+                        self._scrubbing.stop()
                     return election
             except (StoreFull, StreamError) as error:
                 why = f"nobody leads; this node cannot: {error}"
@@ -299,14 +312,14 @@ class Candidate:
             follower = self._follower = Follower(
                 self._disk, SystemClock(), self._key, seat.address, log.info, self._judge, self.member
             )
+            self._scrubbing = scrub(follower)
         follower.where, follower.left = seat.address, False
         watch, why, before = None, "", follower.place
         silence = AGAIN_SILENCE_S if self._followed == seat.process else SILENCE_S
         try:
             with connected(address(seat.address), AGAIN_SILENCE_S, self._tls, silence) as sock:
                 watch = Watch(self._register, seat, sock, self._silent_s, self._watched)
-                talk(follower, sock, silence, lambda: self._heard(seat, sock))
-            why = "the leader has closed the connection"
+                why = talk(follower, sock, silence, lambda: self._heard(seat, sock))
             if follower.left:
                 self._is_dead(seat)
                 if follower.successor not in ("", self.member.member):
@@ -387,6 +400,11 @@ class Candidate:
             return "nobody leads; this directory is not complete"
         if boottime() < self._deferred_until:
             return "nobody leads; another node is to lead next"
+        damage = (self._follower.damage if self._follower is not None else "") or (
+            following.damage if following else ""
+        )
+        if damage and document.members != (me,) and time.monotonic() - self._free_since < DAMAGED_S:
+            return f"nobody leads; this node waits for others, because its files are damaged: {damage}"
         if seat is not None and seat.member == me and answers(seat.address):
             raise Refused(
                 f"another process leads with a copy of {self._disk.root}, and followers connect to it at {seat.address}: stop one of "

@@ -23,8 +23,10 @@ from kvitto.cluster.handshake import Refused, read_key
 from kvitto.cluster.records import StreamError
 from kvitto.server.node_tls import NodeTls, is_about_certificate, node_tls, why_not_leader
 from kvitto.server.notify import Notify
+from kvitto.server.scrubbing import Scrubbing, in_words
 from kvitto.store import paths
 from kvitto.store.disk import RealDisk
+from kvitto.store.scrub import Damage
 from kvitto.store.store import refuse_incomplete, refuse_inside
 
 log = logging.getLogger("kvitto")
@@ -54,6 +56,7 @@ def follow(config: Config) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     notify = Notify(os.environ)
+    scrubbing = scrub(follower)
     line = f"kvitto follows leader={config.follow} data={disk.root} pid={os.getpid()}"
     print(line, flush=True)
     notify.ready(line)
@@ -64,6 +67,7 @@ def follow(config: Config) -> int:
             signal.signal(number, signal.SIG_IGN)
         log.info("stopping")
         notify.stopping()
+    scrubbing.stop()
     del lock
     return 0
 
@@ -79,8 +83,7 @@ def keep_following(follower: Follower, host: str, port: int, tls: NodeTls | None
         before = follower.place
         try:
             with connected((host, port), CONNECT_S, tls, CONNECT_S) as sock:
-                talk(follower, sock)
-            why = "the leader has closed the connection"
+                why = talk(follower, sock)
         except StoreFull as error:
             why = f"{error}; nothing more is taken until there is room"
         except StreamError as error:
@@ -105,6 +108,25 @@ def connected(leader: tuple[str, int], timeout_s: float, tls: NodeTls | None, si
 def why_ended(error: OSError) -> str:
     """Return why a connection has ended, in words."""
     return why_not_leader(error) if is_about_certificate(error) else str(error)
+def scrub(follower: Follower) -> Scrubbing:
+    """Begin to verify the files of a follower in the background. If some are damaged it gets them again from its leader."""
+
+    told: set[Damage] = set()
+
+    def tell(damage: Damage, whose: str) -> None:
+        if damage in told:
+            return  # the leader has no better copy
+        if is_together():
+            told.add(damage)
+            log.error("%s; all files are compared with the leader's to get a good copy", in_words(damage, whose))
+            follower.damage = str(damage)
+
+    def is_together() -> bool:
+        return bool(follower.session) and not follower.copying and not follower.damage
+
+    found = Scrubbing(follower.disk, tell, is_together)
+    found.start()
+    return found
 
 
 def unheard() -> None:
@@ -113,8 +135,9 @@ def unheard() -> None:
 
 def talk(
     follower: Follower, sock: socket.socket, silence_s: float = SILENCE_S, heard_of: Callable[[], None] = unheard
-) -> None:
-    """One connection, until the leader closes it. Raises Refused, StreamError, StoreError or OSError.
+) -> str:
+    """One connection, until the leader closes it, or damage was found here. Return why it ended. Raises Refused, StreamError, StoreError or
+    OSError.
 
     `heard_of` is called before anything that has come is answered.
     """
@@ -127,6 +150,8 @@ def talk(
             heard, since = follower.heard, time.monotonic()
         elif time.monotonic() - since > SILENCE_S:  # what looks like the beginning of a long record may be damaged
             raise StreamError(f"no whole record for {SILENCE_S:g} s")
+        if follower.damage:
+            return "files of this node are damaged, and are compared"
         heard_of()
         try:
             for answer in follower.feed(data):
@@ -135,3 +160,4 @@ def talk(
             with suppress(OSError):
                 sock.sendall(follower.refusal(str(error)))
             raise
+    return "the leader has closed the connection"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -20,6 +20,7 @@ from kvitto.cluster.handshake import FOLLOWER, LEADER, MAGIC, VERSION, Inbox, Re
 from kvitto.cluster.records import (
     ACKNOWLEDGEMENT,
     CHUNK_BYTES,
+    DOUBTED,
     NAMED,
     PAYLOAD_BYTES_MAX,
     SUM_BYTES,
@@ -145,6 +146,10 @@ class Follower:
         """Whether the leader has ended in order, and this directory is what its directory was then."""
         self.heard = 0
         """The number of records and frames that have been received."""
+        self.damage = ""
+        """What was found to be damaged in this directory, in words. The next connection begins by comparing all files."""
+        self._doubt: tuple[int, int, bytes] | None = None
+        """The file, the place and the damage of the next chunk, which is damaged at the leader."""
         self._due = False
         self._torn = False
         """Whether a record has been applied in part, because the disk was full: the tree may not say what is in the files."""
@@ -175,6 +180,11 @@ class Follower:
 
     def begin(self) -> bytes:
         """Begin a connection. Return the bytes to send first."""
+        if self.damage:
+            self.following = replace(self.following, damage=self.damage)
+            write_following(self.disk, self.following)
+            self.damage = ""
+            self._forget()
         if self.copying:
             self._forget()
         self.left = False
@@ -283,9 +293,9 @@ class Follower:
             return None
         for number in list(self._open):
             self._close(self.nodes[number])
-        counted = {
-            path: node.segment for node in self.nodes.values() if node.segment is not None for path in node.paths[:1]
-        }
+        counted: dict[str, Segment] = {}
+        if not self.damage:
+            counted = {node.paths[0]: node.segment for node in self.nodes.values() if node.segment is not None}
         return Inherited(self.session, self._kept, self.tree, counted)
 
     def _forget(self) -> None:
@@ -337,9 +347,13 @@ class Follower:
             self._begin_copy(record.position)
         elif kind == Kind.CHUNK and self.copying:
             node = self._node(record.file)
+            if self._keeps_own(node, record):
+                return
             self._keep(node, record.position)
             self._file(node).write_at(record.position, [record.payload])
             node.length = max(node.length, record.position + len(record.payload))
+        elif kind == Kind.DOUBT and self.copying and len(record.payload) % DOUBTED.size == 0:
+            self._doubt = record.file, record.position, record.payload
         elif kind == Kind.END and self.copying:
             self._end_of_file(self._node(record.file), record.position)
         elif kind == Kind.DONE and self.copying and record.position == self.place:
@@ -719,6 +733,23 @@ class Follower:
             self.disk.link(path, other)
         self._sync_aside()
         self._moved += at
+
+    def _keeps_own(self, node: Copy, chunk: Record) -> bool:
+        """Return whether this follower's own bytes stay instead of a chunk that is damaged at the leader.
+
+        They do if they are the leader's but for the damage, so that both have been the same. They cannot be worse then.
+        """
+        doubt, self._doubt = self._doubt, None
+        if doubt is None or doubt[:2] != (chunk.file, chunk.position):
+            return False
+        own = self._file(node).read_at(chunk.position, len(chunk.payload))
+        at = 0
+        for begin, end in [*DOUBTED.iter_unpack(doubt[2]), (len(own), len(own))]:
+            if own[at:begin] != chunk.payload[at:begin]:
+                return False
+            at = max(at, end)
+        self.tell(f"{node.paths[0]} is damaged at {self.where}: what is here from byte {chunk.position} on is kept")
+        return len(own) == len(chunk.payload)
 
     def _sync_aside(self) -> None:
         for directory in self._aside_directories:

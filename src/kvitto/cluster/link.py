@@ -14,7 +14,7 @@ have been sent, and all records up to that moment, the follower has what the lea
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, NoReturn
 
 from kvitto.cluster import handshake
@@ -22,6 +22,7 @@ from kvitto.cluster.handshake import FOLLOWER, LEADER, VERSION, Inbox, Refused
 from kvitto.cluster.records import (
     ACKNOWLEDGEMENT,
     CHUNK_BYTES,
+    DOUBTED,
     NAMED,
     SUM_BYTES,
     Decoder,
@@ -36,6 +37,7 @@ from kvitto.cluster.records import (
 from kvitto.cluster.ring import Ring
 from kvitto.cluster.tapping import TapDisk
 from kvitto.cluster.tree import Node
+from kvitto.store.scrub import Damage, look_at
 
 STEP_BYTES = 256 << 10
 STEP_RECORDS = 400
@@ -54,6 +56,10 @@ class Behind(Exception):
 def never(_link: Link) -> bool:
     """Return that a connection is not silent. This is the `is_silent` of a leader that does not measure it."""
     return False
+
+
+def ignore(_damage: Damage) -> None:
+    """Tell nobody of damage. This is the `on_damage` of a leader without a broker."""
 
 
 def always(_member: str) -> bool:
@@ -80,6 +86,10 @@ class Leader:
         self.links: list[Link] = []
         self.is_silent: Callable[[Link], bool] = never
         """Whether nothing has come over a connection for so long that the follower's process, or its machine, must be gone."""
+        self.on_damage: Callable[[Damage], None] = ignore
+        """Called with damage in a file of this leader that differs from a follower's."""
+        self.kept: dict[str, set[str]] = {}
+        """The files that are damaged here, with the members that have been told to keep what they have of them."""
 
 
 class Link:
@@ -356,6 +366,42 @@ class Link:
             return 0
         return theirs if chunk_sum(secrets.sums, memoryview(data)[:theirs]) == said else 0
 
+    def _shared(self, path: str, at: int, data: bytes) -> int:
+        """Return how many bytes the follower has at the beginning of a chunk, 0 if they are more than this leader has."""
+        length, _ = self._sums.get(path, (0, b""))
+        theirs = min(length - at, CHUNK_BYTES)
+        return theirs if 0 < theirs <= len(data) else 0
+
+    def _verify(self, path: str, node: Node) -> Generator[bytes, None, list[Damage]]:
+        """Verify a file of the leader, because a part of it is another one at the follower, and either may be the damaged one.
+
+        Return the damage over which the follower's own bytes may be kept: all else in the file is the same on both sides, so it has been
+        the same file.
+        """
+        done, found = 0, list[Damage]()
+
+        def look() -> Generator[int, None, None]:
+            found.extend((yield from look_at(self.leader.disk.inner, node.paths[0], past_cache=False)))
+
+        for cost in look():
+            done += cost
+            self.prefetch = path, done // CHUNK_BYTES * CHUNK_BYTES
+            yield b""
+        for damage in found:
+            self.leader.on_damage(damage)
+        at = 0
+        while found and at < node.length and node.paths:
+            self.prefetch = node.paths[0], at
+            yield b""
+            if node.paths and not doubted(found, at, CHUNK_BYTES):
+                file = self.leader.disk.inner.open(node.paths[0])
+                data = file.read_at(at, min(CHUNK_BYTES, node.length - at))
+                file.close()
+                if self._shared(path, at, data) and not self._known(path, at, data):
+                    return []
+            at += CHUNK_BYTES
+        return found
+
     def _send_names(self) -> Iterator[bytes]:
         """Send all names as they are now, and from now on the records behind them."""
         leader = self.leader
@@ -398,7 +444,7 @@ class Link:
         self.prefetch = None
 
     def _send_file(self, path: str, node: Node) -> Iterator[bytes]:
-        at = 0
+        at, holes = 0, None
         while node.paths:
             if at < node.length:
                 self.prefetch = node.paths[0], at
@@ -411,6 +457,16 @@ class Link:
                 data = file.read_at(at, min(CHUNK_BYTES, node.length - at))
                 file.close()
                 known = self._known(path, at, data)
+                theirs = self._shared(path, at, data)
+                if theirs and not known and holes is None:
+                    holes = yield from self._verify(path, node)
+                    continue  # the chunk may have changed meanwhile
+                if theirs and not known and (doubts := doubted(holes or (), at, theirs)):
+                    self.leader.kept.setdefault(node.paths[0], set()).add(self.member)
+                    yield self._frames.encode(Kind.DOUBT, node.number, at, doubts) + self._frames.encode(
+                        Kind.CHUNK, node.number, at, data[:theirs]
+                    )
+                    known = theirs
                 if known < len(data):
                     self.sent += len(data) - known
                     yield self._frames.encode(Kind.CHUNK, node.number, at + known, data[known:])
@@ -422,3 +478,13 @@ class Link:
             if at >= node.length or not data:
                 yield self._frames.encode(Kind.END, node.number, node.length)
                 return
+
+
+def doubted(holes: Sequence[Damage], at: int, size: int) -> bytes:
+    """Return where the bytes at..at+size of a file are damaged, encoded for a DOUBT; b"" if they are not."""
+    found = b""
+    for hole in holes:
+        begin, end = max(hole.at - at, 0), min(hole.until - at, size)
+        if begin < end:
+            found += DOUBTED.pack(begin, end)
+    return found

@@ -26,6 +26,8 @@ SUM_BYTES = 16
 ACKNOWLEDGEMENT = struct.Struct("<QQQQ")
 """Epoch, place that is synced, free bytes, promise in ms (not used yet)."""
 NAMED = struct.Struct("<H")
+DOUBTED = struct.Struct("<II")
+"""Where damage begins and ends in the next chunk."""
 FRAMES = 32
 """Kinds from this one on are frames."""
 
@@ -64,6 +66,8 @@ class Kind(IntEnum):
     ACK = 41
     REFUSED = 42
     """The sender ends the connection, and the payload tells an operator why."""
+    DOUBT = 43
+    """The next chunk is damaged at the leader, between the places in the payload: the follower's own bytes may be good."""
     LEFT = 44
     """The leader has ended in order, and nothing follows. `position` is the place up to which the follower has synced everything, the
     payload the member that is to lead next, if an operator has chosen one."""

@@ -21,6 +21,9 @@ from kvitto.store.disk import Disk, replace_small
 from kvitto.store.store import UNKNOWN_BOOT
 
 HISTORY_MAX = 500
+RESIGNED_MS = 3600 * 1000
+RESIGNED_MAX = 30
+"""A node gives the lead up at most this often within RESIGNED_MS because its files are damaged."""
 HISTORY_KEPT = 100
 """A directory remembers this many of the latest elections."""
 
@@ -44,6 +47,8 @@ class Following:
     """The run of the leader that the directory was last completed from."""
     member: str = field(default_factory=new_id)
     """The name of this directory, made with it: a copy of it that follows at the same time is found out."""
+    damage: str = ""
+    """What is damaged here and has not been got from a leader yet, in words. Others should lead."""
 
 
 def read_history(disk: Disk) -> list[str]:
@@ -85,6 +90,20 @@ class Member:
     name: str = ""
     """The name of the cluster in the register."""
     member: str = field(default_factory=new_id)
+    resigned: dict[str, int] = field(default_factory=dict)
+    """The damage because of which this node has given up the lead lately, with the time in ms."""
+
+    def has_resigned(self, damage: str, now_ms: int) -> bool:
+        """Return whether this node has given up the lead because of this damage a short time ago, and so nobody had a better copy; or for
+        so much damage that it cannot go on like that."""
+        late = self._lately(now_ms)
+        return damage in late or len(late) >= RESIGNED_MAX
+
+    def resign(self, damage: str, now_ms: int) -> None:
+        self.resigned = self._lately(now_ms) | {damage: now_ms}
+
+    def _lately(self, now_ms: int) -> dict[str, int]:
+        return {damage: ms for damage, ms in self.resigned.items() if 0 <= now_ms - ms < RESIGNED_MS}
 
 
 def read_member(disk: Disk) -> Member | None:

@@ -13,7 +13,7 @@ import os
 import socket
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
@@ -34,6 +34,7 @@ from kvitto.server.passed import PassedOn, exactly
 from kvitto.server.tenure import Deposed, Election, Tenure
 from kvitto.store.commit import Commit, GroupCommit
 from kvitto.store.disk import Disk
+from kvitto.store.scrub import Damage
 
 log = logging.getLogger("kvitto")
 
@@ -162,6 +163,15 @@ class Followers:
     def links(self) -> list[Link]:
         """The connections that have proved that they have the key."""
         return [link for link in self._leader.links if link.member]
+
+    def on_damage(self, found: Callable[[Damage], None]) -> None:
+        """Have damage told of that is found when files differ from a follower's."""
+        self._leader.on_damage = found
+
+    @property
+    def kept(self) -> dict[str, set[str]]:
+        """The files that are damaged here, with the followers that have kept what they have of them."""
+        return self._leader.kept
 
     def begin(self, commits: GroupCommit) -> None:
         """Begin, now that this process owns the directory. Followers are told of the sync of each commit."""

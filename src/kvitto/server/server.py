@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 from kvitto.base import limits
 from kvitto.base.clock import Clock, SystemClock
 from kvitto.base.config import Config, ConfigError
-from kvitto.base.errors import CONNECTION_FORCED, ConnectionError_, StoreError
+from kvitto.base.errors import CONNECTION_FORCED, ConnectionError_, StoreError, StoreFull, SyncError
 from kvitto.base.process import files_reserve, open_files, open_files_max
 from kvitto.broker.administration.auth import FirstUser
 from kvitto.broker.broker import Broker
 from kvitto.cluster.passing import AMQP, AMQPS, HTTP, HTTPS
+from kvitto.cluster.state import read_member
 from kvitto.protocol.hub import Hub
 from kvitto.protocol.states import RUNNING
 from kvitto.protocol.unacked import Held, held
@@ -36,6 +37,7 @@ from kvitto.server.logins import Logins
 from kvitto.server.passed import Take
 from kvitto.server.peer import INBOX, Peer
 from kvitto.server.poller import Loop
+from kvitto.server.scrubbing import Scrubbing, in_words, place_of
 from kvitto.server.shovels import Shovels
 from kvitto.server.syncer import Syncer
 from kvitto.server.tenure import Damaged, Deposed, Election
@@ -43,6 +45,7 @@ from kvitto.server.tls import TlsFiles
 from kvitto.server.watch import ConnectionWatch
 from kvitto.server.watermarks import Watermarks
 from kvitto.store.disk import Disk, RealDisk
+from kvitto.store.scrub import Damage
 from kvitto.store.store import Store
 from kvitto.wire.buf import Buf
 
@@ -59,6 +62,8 @@ QUIET_S = 0.1
 IDLE_S = 10
 """After this many seconds in a row, each with less AMQP input than QUIET_BYTES and less CPU time of the loop than QUIET_S, the broker is
 idle, and long work disturbs nobody. The CPU time is what shows that requests over HTTP are being served."""
+SCRUBBED = 1
+"""The file that is being verified, which may be one more than queues need."""
 CLEAN_BEATS = 300
 """The minimum time in seconds between two full garbage collections."""
 
@@ -80,6 +85,8 @@ class Server(Driving):
         counted = inherited.counted if inherited is not None else None
         under = self.followers.disk if self.followers else disk
         super().__init__(Store(under, clock, sync=config.sync, counted=counted), clock)
+        self._disk = disk
+        self._scrubbing = Scrubbing(disk, self._scrubbed, lambda: True)
         self.config = config
         self.inbox = Buf(INBOX)
         self.port = 0
@@ -111,6 +118,8 @@ class Server(Driving):
         self._successor = ""
         """The member that is to lead when this node ends, "" for any."""
         self._handing_over: asyncio.Task[None] | None = None
+        self._told: set[Damage] = set()
+        """The damage that `_tell_damage` has told of."""
         self.logins: Logins
         self.shovels: Shovels
         self._logging_in: set[asyncio.Task[User | None]] = set()
@@ -155,7 +164,7 @@ class Server(Driving):
             self.broker.start(self._first_user())
             self._refuse_damage()
         except StoreError as error:
-            self.store.fail(error)
+            self._fail_start(error)
             raise
         self.broker.turn_s = TURN_S
         self.broker.max_queues = self.config.max_queues
@@ -194,21 +203,35 @@ class Server(Driving):
         self.poller.measure(self.broker.latencies)  # not the start itself: nobody waits for the loop before
         self.schedule()
         self.shovels.start()
+        self._scrubbing.start()
 
     def _refuse_damage(self) -> None:
         """In a cluster, have another member lead if files are damaged here: nobody has been told of them yet. Raises Damaged."""
-        tenure = self.followers.tenure if self.followers is not None else None
+        if self.followers is None:
+            return
+        self.followers.on_damage(self._found_by_comparing)
+        tenure = self.followers.tenure
         if tenure is None:
             return
-        if self.store.damages and tenure.others():
-            raise Damaged(self.store.damages[0])
+        damages = [text for text in self.store.damages if not self._has_resigned(text)]
+        if damages and tenure.others():
+            raise Damaged(damages[0])
         self.store.on_damage = self._found_damage
+
+    def _fail_start(self, error: StoreError) -> None:
+        """Note that no broker starts here. In a cluster, have another member lead. Raises Damaged."""
+        self.store.fail(error)
+        tenure = self.followers.tenure if self.followers is not None else None
+        if isinstance(error, (StoreFull, SyncError)) or tenure is None or not tenure.others():
+            return
+        if not self._has_resigned(str(error)):
+            raise Damaged(str(error)) from error
 
     def _found_damage(self, text: str) -> None:
         """In a cluster, end before the damage is dealt with here, so that it reaches no other copy. Raises Damaged."""
         followers = self.followers
         assert followers is not None and followers.tenure is not None
-        if followers.in_sync & set(followers.tenure.others()):
+        if followers.in_sync & set(followers.tenure.others()) and not self._has_resigned(text):
             error = Damaged(text)
             followers.cut()
             self.store.fail(error)
@@ -216,6 +239,43 @@ class Server(Driving):
                 self.fail, error
             )  # whoever reads for a client may answer the error instead of raising it
             raise error
+
+    def _has_resigned(self, text: str) -> bool:
+        """Return whether this node has given up the lead because of that file lately: nobody had a better copy of it."""
+        own = read_member(self._disk)
+        return own is not None and own.has_resigned(place_of(text), self.clock.now_ms())
+
+    def _scrubbed(self, damage: Damage, whose: str) -> None:
+        """Tell of what has been found to be damaged. The thread that verifies files calls this."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self.guard, self._tell_damage, damage, whose)
+
+    def _found_by_comparing(self, damage: Damage) -> None:
+        self._loop.call_soon(self.guard, self._tell_damage, damage)
+
+    def _tell_damage(self, damage: Damage, whose: str = "") -> None:
+        """Raise an alarm. In a cluster, have another member lead, as soon as one is in sync."""
+        if self._stopping or self._error is not None:
+            return
+        text = in_words(damage, whose)
+        with contextlib.suppress(Damaged):  # the broker ends, and another member leads
+            if damage not in self._told:
+                self._told.add(damage)
+                self.store.alarm(
+                    f"{text}. It was found by verifying files. `kvitto check` and `kvitto salvage` tell what is lost and save the rest, "
+                    "once the broker has stopped"
+                )
+            else:
+                self.store.on_damage(text)
+
+    def _look_who_has_better(self) -> None:
+        """Have another member lead if it has kept what is damaged here."""
+        followers = self.followers
+        assert followers is not None
+        for path, members in followers.kept.items():
+            if members & followers.in_sync:
+                with contextlib.suppress(Damaged):
+                    self._found_damage(f"{path}: another member has a better copy")
 
     def _first_user(self) -> FirstUser:
         config = self.config
@@ -285,7 +345,7 @@ class Server(Driving):
     def _files_left(self, peers: int) -> int:
         """Return the number of descriptors that are left after `peers` connections, half of the reserve, and the files
         that existing queues may need."""
-        needed = max(self.store.disk.open_files(), limits.FILES_PER_QUEUE * len(self.broker.queues))
+        needed = max(self.store.disk.open_files(), limits.FILES_PER_QUEUE * len(self.broker.queues)) + SCRUBBED
         return open_files_max() - files_reserve() // 2 - self._other_files - needed - peers
 
     def _peers(self) -> int:
@@ -327,6 +387,7 @@ class Server(Driving):
             self.store.fail(error)
             trace = None if isinstance(error, StoreError) else error
             log.critical("%s; stopping, and nothing more will be confirmed", error, exc_info=trace)
+            self._scrubbing.end()
             for connection in list(self.hub.connections):
                 connection.transport.abort()
             self._ended.set()
@@ -337,6 +398,7 @@ class Server(Driving):
             self._error = Deposed(why)
             self.store.fail(self._error)
             log.warning("this node leads no more: %s", why)
+            self._scrubbing.end()
             if self.followers is not None:
                 self.followers.cut()
             self._close_listeners()
@@ -361,6 +423,7 @@ class Server(Driving):
         if self._stopping:
             return
         self._stopping = True
+        self._scrubbing.stop()
         if hasattr(self, "shovels"):
             await self.shovels.stop()
         self._close_listeners()
@@ -464,6 +527,8 @@ class Server(Driving):
         if self.broker.full:
             self.broker.retry_writes()
             self.schedule()
+        if self.followers is not None and self.followers.kept and self.followers.tenure is not None:
+            self._look_who_has_better()
         self._watermarks.look()
         short = self.broker.full or self._watermarks.disk_low
         if short or self.store.short:
