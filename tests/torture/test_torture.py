@@ -134,7 +134,7 @@ def test_an_interrupted_kill_is_mended(tmp_path: Path, monkeypatch: pytest.Monke
     """Ctrl-C while the broker is down: it is started once more, drained and judged."""
 
     def interrupted(run: Run, fault: plan.Fault) -> None:
-        run._down()
+        run.down()
         run.node.kill()
         raise KeyboardInterrupt
 
