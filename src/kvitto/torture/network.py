@@ -48,7 +48,8 @@ def refusal() -> str:
 def set_apart() -> None:
     """Move this thread, and all that it starts from now on, to a new network, and give them mounts that nobody else sees.
 
-    Addresses and ports of the machine cannot be reached from then on, and no other thread may have begun."""
+    They cannot reach the machine's addresses from then on. In a program no other thread may have begun.
+    """
     _check(_libc.unshare(CLONE_NEWNET | CLONE_NEWNS))
     _check(_libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None))
 
@@ -174,11 +175,9 @@ def _inside(space: int) -> Iterator[None]:
     before = os.open(OWN, os.O_RDONLY | os.O_CLOEXEC)
     try:
         _check(_libc.setns(space, CLONE_NEWNET))
-        try:
-            yield
-        finally:
-            _check(_libc.setns(before, CLONE_NEWNET))
+        yield
     finally:
+        _check(_libc.setns(before, CLONE_NEWNET))
         os.close(before)
 
 
