@@ -88,8 +88,9 @@ def test_a_cluster_survives_partitions_and_a_full_disk(tmp_path: Path) -> None:
 @pytest.mark.skipif(etcd.restore_refusal() != "", reason=etcd.restore_refusal())
 @pytest.mark.timeout(600)
 def test_a_cluster_survives_an_etcd_that_was_lost_or_set_back(tmp_path: Path) -> None:
-    found = tortured(tmp_path, "--faults", "etcd-wipe,etcd-restore,etcd-kill", "--cycles", "3", "--seed", "158")
-    assert found["cycles"] == {"etcd-kill": 1, "etcd-restore": 1, "etcd-wipe": 1}
+    faults = "etcd-wipe,etcd-restore,etcd-rollback,etcd-kill"
+    found = tortured(tmp_path, "--faults", faults, "--cycles", "4", "--seed", "158")
+    assert found["cycles"] == {"etcd-kill": 1, "etcd-restore": 1, "etcd-rollback": 1, "etcd-wipe": 1}
 
 
 def test_two_nodes_that_both_confirm_are_found(tmp_path: Path) -> None:

@@ -213,7 +213,9 @@ def node_of(args: argparse.Namespace, place: Path, faults: tuple[str, ...]) -> N
         links = network.Network(cluster.hosts_of(args.nodes)) if apart else None
         if args.rabbitmq:
             return rabbits.RabbitCluster(place, args.nodes, links)
-        return cluster.KvittoCluster(place, args.nodes, network=links, small_disks=small)
+        copies = {plan.ETCD_RESTORE: etcd.EtcdServer.save, plan.ETCD_ROLLBACK: etcd.EtcdServer.keep}
+        needed = tuple(copy for kind, copy in copies.items() if kind in faults)
+        return cluster.KvittoCluster(place, args.nodes, network=links, small_disks=small, copies=needed)
     if args.rabbitmq:
         return RabbitMQ(place)
     return Command(place, args.start, args.uri) if args.start else Kvitto(place)

@@ -6,6 +6,7 @@ behind that. Other faults hit followers, all nodes, the network, disks, or etcd.
 
 from __future__ import annotations
 
+import json
 import random
 import secrets
 import shutil
@@ -27,6 +28,8 @@ PORT, FOLLOWERS_PORT = 5672, 5690
 USER = "torture"
 """Name and password where clients are on another host, from which guest may not log in."""
 PROBE = "&connection_timeout=2000"
+REFUSED = 1
+"""The exit code of `kvitto cluster status` if there is no cluster."""
 REFUSED_S = 120.0
 """Nodes that may not lead have to say so, and end, within this time of their start."""
 
@@ -222,9 +225,16 @@ class KvittoCluster(Cluster):
     nodes: list[Member]
 
     def __init__(
-        self, place: Path, count: int, program: str = "etcd", network: Network | None = None, small_disks: bool = False
+        self,
+        place: Path,
+        count: int,
+        program: str = "etcd",
+        network: Network | None = None,
+        small_disks: bool = False,
+        copies: tuple[Callable[[EtcdServer], None], ...] = (),
     ) -> None:
-        """`program`: the name or the path of etcd. `network`: with the hosts of `hosts_of`; without one all are on loopback."""
+        """`program`: the name or the path of etcd. `network`: with the hosts of `hosts_of`; without one all are on loopback.
+        `copies`: which of `EtcdServer.save` and `keep` are done at the start, and when etcd was lost."""
         place.mkdir(parents=True, exist_ok=True)
         self.etcd = EtcdServer(place, program, network)
         self.etcd_url = self.etcd.url
@@ -236,7 +246,7 @@ class KvittoCluster(Cluster):
             host = host_of(number)
             nodes.append(Member(place / host, self.etcd.url, key, network, host, small_disks))
         super().__init__(place, nodes, network)
-        self._with_backups = shutil.which("etcdctl") is not None
+        self._copies = copies
         self._begun = False
 
     def begin(self) -> None:
@@ -245,17 +255,37 @@ class KvittoCluster(Cluster):
             self.etcd.begin()
             self._wait(lambda: self.etcd.answers, "etcd answers")
             self._command("init", "--data-dir", str(self.nodes[0].data))
-            if self._with_backups:
-                self.etcd.save()
+            self._copy_etcd()
             for node in self.nodes:
                 node.begin()
 
+    def _copy_etcd(self) -> None:
+        for copy in self._copies:
+            copy(self.etcd)
+            self._wait(lambda: self.etcd.answers, "etcd answers")
+
     def _command(self, *words: str) -> None:
         """Do what an operator does with `kvitto cluster`."""
-        command = [*kvitto_command(), "cluster", *words, "--etcd", self.etcd.url]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = self._asked(*words)
         if done.returncode:
             raise BrokerFailed(f"kvitto cluster {' '.join(words)} failed: {done.stderr.strip()}")
+
+    def _asked(self, *words: str) -> subprocess.CompletedProcess[str]:
+        command = [*kvitto_command(), "cluster", *words, "--etcd", self.etcd.url]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    def wait_in_sync(self) -> None:
+        """Wait until all nodes are in sync, and so know the epoch."""
+        self._wait(lambda: len(self._members()) == len(self.nodes), "all nodes are in sync")
+
+    def _members(self) -> list[str]:
+        done = self._asked("status", "--json")
+        return list(json.loads(done.stdout)["members"]) if done.returncode == 0 else []
+
+    def _seat_is_free(self) -> bool:
+        """Return whether etcd has no leader: one that it had in an older state is gone after some seconds."""
+        done = self._asked("status", "--json")
+        return done.returncode == REFUSED or (done.returncode == 0 and json.loads(done.stdout)["seat"] is None)
 
     def _serving(self) -> Node | None:
         """The node that said last that it leads. One that stands still says nothing."""
@@ -293,6 +323,7 @@ class KvittoCluster(Cluster):
             if node.running:
                 node.stop()
             node.kill()
+        self._wait(self._seat_is_free, "etcd has no leader any more")
         self._command("force", "--data-dir", str(last.data))
         for node in self.nodes:
             if node is not last:
@@ -300,8 +331,7 @@ class KvittoCluster(Cluster):
             node.begin()
         self._dead.clear()
         self.may_end = False
-        if self._with_backups:
-            self.etcd.save()
+        self._copy_etcd()
 
     def mend(self) -> None:
         super().mend()

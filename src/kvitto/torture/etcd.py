@@ -17,7 +17,7 @@ INSTALL_ETCD = "sudo apt-get install -y etcd-server"
 INSTALL_ETCDCTL = "sudo apt-get install -y etcd-client"
 HOST = "etcd"
 PORTS = (2379, 2380)
-COPY = "etcd.snapshot"
+COPY, KEPT = "etcd.snapshot", "etcd-kept"
 
 
 class EtcdServer:
@@ -88,6 +88,21 @@ class EtcdServer:
         """Make a backup."""
         self._control("save", str(self._place / f"{COPY}.new"), "--endpoints", self.url)
         (self._place / f"{COPY}.new").rename(self._place / COPY)
+
+    def keep(self) -> None:
+        """Kill it, keep a copy of its files, and start it."""
+        self.kill()
+        kept = self._place / KEPT
+        shutil.rmtree(kept, ignore_errors=True)
+        shutil.copytree(self._data, kept)
+        self.begin()
+
+    def roll_back(self) -> None:
+        """Kill it, and start it on the copy, as a storage does that is set back."""
+        self.kill()
+        self._lives += 1
+        shutil.copytree(self._place / KEPT, self._data)
+        self.begin()
 
     def restore(self) -> None:
         """Kill it, and start it from the backup, in the way that operators are told."""

@@ -64,6 +64,16 @@ def etcd_restore(run: Run, fault: plan.Fault) -> None:
     etcd_lost(run, fault, kvitto_of(run).etcd.restore)
 
 
+def etcd_rollback(run: Run, fault: plan.Fault) -> None:
+    """A node that has not heard of the present epoch cannot know that etcd was set back, so all have to (docs/cluster.md)."""
+    cluster = kvitto_of(run)
+    run.down()
+    cluster.kill()
+    run.recovered()
+    cluster.wait_in_sync()
+    etcd_lost(run, fault, cluster.etcd.roll_back)
+
+
 def etcd_lost(run: Run, fault: plan.Fault, lose: Callable[[], None]) -> None:
     """Put another etcd in the place of the one that the nodes know. No other node may lead by it, and if all are started again none may:
     then an operator begins the cluster anew."""
@@ -189,6 +199,7 @@ OF_NODES: dict[str, Callable[[Run, plan.Fault], None]] = {
     plan.ETCD_KILL: etcd_kill,
     plan.ETCD_WIPE: etcd_wipe,
     plan.ETCD_RESTORE: etcd_restore,
+    plan.ETCD_ROLLBACK: etcd_rollback,
     plan.CUT_FOLLOWERS: links(cut_followers),
     plan.CUT_ETCD: links(cut_etcd),
     plan.CUT_NODES: links(cut_nodes),

@@ -100,9 +100,9 @@ class Client(threading.Thread):
         self.connection: Connection | None = None
 
     def leave(self) -> None:
-        """End its connection, from another thread, if that is not to where the target is now."""
+        """End its connection, from another thread."""
         connection = self.connection
-        if connection is not None and self.uri != self.target.uri:
+        if connection is not None:
             with contextlib.suppress(OSError):
                 connection.transport.sock.shutdown(socket.SHUT_RDWR)
 
@@ -488,12 +488,14 @@ class Load:
         idlers = [self._idler] if self._idler is not None else []
         return all(client.idle.is_set() for client in [*self.clients, *idlers])
 
-    def join(self) -> None:
-        """End all clients. The broker must be running or ended, not frozen."""
+    def join(self, broker_ended: bool = False) -> None:
+        """End all clients. The broker must be running, or have ended: with its network the news of that may have gone, too."""
         self.target.ended.set()
         for client in [*self.clients, *([self._idler] if self._idler else [])]:
-            if client.ident is not None:  # else the broker did not even start
-                client.join()
+            while client.is_alive():
+                if broker_ended:
+                    client.leave()
+                client.join(1.0)
 
 
 def declare(uri: str, queue_type: str = "") -> None:

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 
 KILL, STOP, CUT, HALF_OPEN, RESTART, KILL_START = FAULTS = ("kill", "stop", "cut", "half-open", "restart", "kill-start")
 FOLLOWER_KILL, FOLLOWER_STOP, ALL_KILL = OF_PROCESSES = ("follower-kill", "follower-stop", "all-kill")
-ETCD_STOP, ETCD_KILL, ETCD_WIPE, ETCD_RESTORE = OF_ETCD = ("etcd-stop", "etcd-kill", "etcd-wipe", "etcd-restore")
+ETCD_STOP, ETCD_KILL, ETCD_WIPE, ETCD_RESTORE, ETCD_ROLLBACK = OF_ETCD = (
+    "etcd-stop",
+    "etcd-kill",
+    "etcd-wipe",
+    "etcd-restore",
+    "etcd-rollback",
+)
 OF_LINKS = (
     CUT_FOLLOWERS,
     CUT_ETCD,

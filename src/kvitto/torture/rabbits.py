@@ -1,7 +1,7 @@
 """A cluster of RabbitMQ nodes, to compare with one of Kvitto (`kvitto torture --rabbitmq --nodes N`).
 
-Clients use one node as long as that one serves them, else another. The nodes find each other by their configuration and pause when they
-are a minority (`pause_minority`); all else is as RabbitMQ comes.
+Clients use one node as long as that one serves them, else another. The nodes find each other by their configuration, pause when they
+are a minority (`pause_minority`), and send dead letters again after DEAD_LETTERS_MS; all else is as RabbitMQ comes.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ CONTROL = ("/usr/lib/rabbitmq/bin/rabbitmqctl", "rabbitmqctl")
 """Debian's own script is the first, as for the server."""
 EPMD_PORT, DIST_PORT = 4369, 25672
 CONTROL_S = 30.0
+DEAD_LETTERS_MS = 20_000
+"""After this time dead letters are sent to their queue once more. RabbitMQ's own 180 s are longer than the load may stand still here."""
 
 
 class Rabbit(RabbitMQ):
@@ -67,9 +69,16 @@ class Rabbit(RabbitMQ):
             lines.append(f"cluster_formation.classic_config.nodes.{number} = {member}")
         return lines
 
+    def _write_config(self) -> None:
+        super()._write_config()
+        text = f"[{{rabbit, [{{dead_letter_worker_publisher_confirm_timeout, {DEAD_LETTERS_MS}}}]}}].\n"
+        (self.place / "advanced.config").write_text(text)
+
     def _environment(self) -> dict[str, str]:
+        advanced = {"RABBITMQ_ADVANCED_CONFIG_FILE": f"{self.place}/advanced.config"}
         long = {"RABBITMQ_USE_LONGNAME": "true"} if self._network is not None else {}
-        return {**super()._environment(), "RABBITMQ_NODENAME": self.member, "ERL_EPMD_ADDRESS": self._address, **long}
+        own = {"RABBITMQ_NODENAME": self.member, "ERL_EPMD_ADDRESS": self._address}
+        return {**super()._environment(), **own, **advanced, **long}
 
     def running_members(self) -> list[str]:
         """Return which nodes of the cluster run, as this one sees it; none if it does not answer."""

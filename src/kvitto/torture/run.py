@@ -214,7 +214,9 @@ class Run:
                 before = self.node.uri
                 if self.node.look() and self.node.uri != before:
                     self._aim()
-                    self.load.publishers[-1].leave()  # the others stay with the old leader as long as that one has them
+                    self.load.publishers[
+                        -1
+                    ].leave()  # for the new leader; the others stay with the old leader as long as that one has them
             time.sleep(left)
 
     def recovered(self) -> None:
@@ -342,7 +344,7 @@ class Run:
             self.proxy.close()
         self.outcome.connections = sum(client.connections for client in self.load.clients)
         self.node.close()
-        self.load.join()
+        self.load.join(broker_ended=True)
         self.journal.close()
         self.oracle.findings.write(self.node.place / "findings", self.outcome.failures(self.oracle))
         self.outcome.seconds = time.monotonic() - self._started_s
