@@ -287,6 +287,11 @@ class KvittoCluster(Cluster):
         done = self._asked("status", "--json")
         return done.returncode == REFUSED or (done.returncode == 0 and json.loads(done.stdout)["seat"] is None)
 
+    @property
+    def leader(self) -> Member:
+        assert isinstance(self._leader, Member)
+        return self._leader
+
     def _serving(self) -> Node | None:
         """The node that said last that it leads. One that stands still says nothing."""
         node = max(self.nodes, key=lambda node: node.leads_since if node.running else 0.0)
