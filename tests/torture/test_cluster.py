@@ -13,7 +13,8 @@ import pytest
 
 import kvitto
 from kvitto.torture import cli, disks, etcd, load, network, plan, rabbits
-from kvitto.torture.cluster import KvittoCluster
+from kvitto.torture.cluster import Cluster, KvittoCluster
+from kvitto.torture.nodes import Node
 from kvitto.torture.oracle import Journal, Terms
 from kvitto.torture.run import DOES, Run, Wanted
 from tests.cli.process import KVITTO
@@ -118,6 +119,42 @@ def test_two_nodes_that_both_confirm_are_found(tmp_path: Path) -> None:
     journal.close()
     samples = work.oracle.findings.samples["two epochs"]
     assert any(text.startswith("publisher p: up to ") for text in samples)
+
+
+class Named(Node):
+    """A node that is not even started."""
+
+    def __init__(self, place: Path) -> None:
+        super().__init__(place)
+        self.uri = f"amqp://{place.name}/?heartbeat=0"
+
+
+class Undecided(Cluster):
+    """Says who leads without asking anybody."""
+
+    now: Node | None = None
+
+    def _serving(self) -> Node | None:
+        return self.now
+
+
+def test_the_load_follows_a_leader_that_gives_up_when_the_fault_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lease had not been renewed in time. The run waited for two minutes, and broke off."""
+    monkeypatch.setattr("kvitto.torture.run.LOOK_S", 0.0)
+    cluster = Undecided(tmp_path, [Named(tmp_path / name) for name in ("one", "other")], None)
+    run = Run(cluster, Wanted((), 1), "", lambda text: None)
+    cluster.now = cluster.nodes[0]
+    assert cluster.look() and cluster.uri == cluster.nodes[0].uri
+    run._aim()
+    cluster.now = cluster.nodes[1]
+    run._alive()
+    assert run.target.uri.startswith("amqp://other/") and cluster.leader is cluster.nodes[1]
+    cluster.now = None
+    run._alive()
+    assert run.target.uri.startswith("amqp://other/"), "as long as nobody leads the load tries the last one"
+    run.journal.close()
 
 
 def test_a_node_that_leads_after_another_one_is_no_finding() -> None:

@@ -137,6 +137,11 @@ class Cluster(Node):
     def mend(self) -> None:
         """Undo a fault that was interrupted."""
         self.resume()
+        for node in self.nodes:
+            if not node.running:
+                node.kill()
+                node.begin()
+        self._dead.clear()
 
     def close(self) -> None:
         self.resume()
@@ -339,10 +344,11 @@ class KvittoCluster(Cluster):
         self._copy_etcd()
 
     def mend(self) -> None:
-        super().mend()
         self.etcd.begin()
         if self.may_end:
+            self.resume()
             self.begin_anew()
+        super().mend()
 
     def close(self) -> None:
         super().close()

@@ -35,7 +35,7 @@ SOAK_GAP_S = 8.0
 POLL_S = 0.01
 START_POLL_S = 0.001
 LOOK_S = 0.5
-"""While a fault lasts it is looked so often which node leads."""
+"""It is looked so often which node of a cluster leads."""
 SAMPLE_S = 1.0
 SAFE_AFTER_S = 5.0
 """For brokers that sync acks when they like: the time after the fence's confirm when they must have synced them."""
@@ -84,6 +84,7 @@ class Run:
         self._started_s = 0.0
         self._chapter_s = 0.0
         self._said_s = 0.0
+        self._looked_s = 0.0
 
     def go(self) -> Outcome:
         """Run until the plan is done, something fails, or Ctrl-C; then judge for the last time."""
@@ -209,15 +210,18 @@ class Run:
         """Let a fault last. The load goes to another node of a cluster as soon as that one leads."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
-            if isinstance(self.node, Cluster):
-                left = min(left, LOOK_S)
-                before = self.node.uri
-                if self.node.look() and self.node.uri != before:
-                    self._aim()
-                    self.load.publishers[
-                        -1
-                    ].leave()  # for the new leader; the others stay with the old leader as long as that one has them
-            time.sleep(left)
+            self._follow()
+            time.sleep(min(left, LOOK_S))
+
+    def _follow(self) -> None:
+        """Send the load to another node of a cluster if that one leads now: a leader may give up at any time after a fault."""
+        now = time.monotonic()
+        if not isinstance(self.node, Cluster) or not self.target.up.is_set() or now - self._looked_s < LOOK_S:
+            return
+        self._looked_s, before = now, self.node.uri
+        if self.node.look() and self.node.uri != before:
+            self._aim()
+            self.load.publishers[-1].leave()  # the others stay with the old leader as long as that one has them
 
     def recovered(self) -> None:
         """Start the broker, and note how long that took."""
@@ -225,11 +229,14 @@ class Run:
 
     def _mend(self) -> None:
         """Undo the fault that was interrupted."""
-        if isinstance(self.node, Cluster):
-            self.node.mend()
-        self.node.resume()
         if self.proxy is not None:
             self.proxy.cut_half_open()
+        if isinstance(self.node, Cluster):
+            self.node.mend()
+            self.down()
+            self.start()
+            return
+        self.node.resume()
         if not self.target.up.is_set():
             self.node.kill()
             self.start()
@@ -262,6 +269,7 @@ class Run:
         if not self.node.running:
             ended = self.node.ended if isinstance(self.node, Cluster) else f"see {self.node.log}"
             raise Stuck(f"the broker ended by itself; {ended}")
+        self._follow()
 
     def _wait_moving(self) -> None:
         """Wait until each client that has something to do has received a promise since now."""
