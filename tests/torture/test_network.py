@@ -157,6 +157,13 @@ def test_a_small_disk_is_full_until_it_is_freed(tmp_path: Path) -> None:
     assert str(tmp_path) not in loops()
 
 
+@needs_disks
+def test_what_the_system_does_not_make_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disks, "SIZE_BYTES", 1)
+    with pytest.raises(OSError, match=r"^mkfs\.ext4 failed: "):
+        SmallDisk(tmp_path / "disk")
+
+
 def loops() -> str:
     """Return all files that are disks now."""
     found = subprocess.run(["losetup", "--list", "--output", "BACK-FILE"], capture_output=True, text=True, check=True)

@@ -21,6 +21,7 @@ from kvitto.torture.report import as_json, as_text
 from kvitto.torture.run import Run, Wanted, say
 
 CYCLES = 100
+LEAST_NODES = 3
 NOT_OF_NODES = (plan.KILL_START,)
 SOAK_FAULTS = (plan.STOP, plan.CUT, plan.HALF_OPEN)
 """Faults that a process survives, because memory is watched from its start to its end."""
@@ -114,7 +115,13 @@ def run(args: argparse.Namespace) -> int:
     if needs_apart(args, wanted.faults):
         network.set_apart()  # before there is any thread
     place = args.place or Path(tempfile.mkdtemp(prefix="kvitto-torture-"))
-    node = node_of(args, place, wanted.faults)
+    try:
+        node = node_of(args, place, wanted.faults)
+    except OSError as error:
+        print(f"kvitto torture: {place} cannot be made ready: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
     say(f"{node.name} in {place}, faults {', '.join(wanted.faults) or 'none'}, seed {wanted.seed}")
     doing = Run(node, wanted, again(args, wanted), say)
     outcome = doing.go()
@@ -143,6 +150,8 @@ def impossible(args: argparse.Namespace) -> str:
         return "RabbitMQ is not installed"
     if args.nodes and args.start:
         return "--nodes is for Kvitto and RabbitMQ only"
+    if args.nodes and args.nodes < LEAST_NODES:
+        return f"--nodes has to be at least {LEAST_NODES}: two have to be left when one is killed"
     if args.nodes and not args.rabbitmq and (why := cluster.refusal()):
         return why
     single = [kind for kind in args.faults or () if kind in (plan.OF_NODES if not args.nodes else NOT_OF_NODES)]

@@ -36,8 +36,11 @@ class SmallDisk:
         top.mkdir(parents=True)
         with self._image.open("wb") as image:
             image.truncate(SIZE_BYTES)
-        subprocess.run(["mkfs.ext4", "-q", "-m", "0", str(self._image)], check=True)
-        subprocess.run(["mount", "-o", "loop", str(self._image), str(top)], check=True)
+        image = str(self._image)
+        for command in (["mkfs.ext4", "-q", "-m", "0", image], ["mount", "-o", "loop", image, str(top)]):
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise OSError(f"{command[0]} failed: {done.stderr.strip()}")
         shutil.rmtree(top / "lost+found")
 
     def fill(self) -> None:
