@@ -34,8 +34,8 @@ class SmallDisk:
         self.top = top
         self._image = top.with_suffix(".img")
         top.mkdir(parents=True)
-        with self._image.open("wb") as image:
-            image.truncate(SIZE_BYTES)
+        with self._image.open("wb") as file:
+            file.truncate(SIZE_BYTES)
         image = str(self._image)
         for command in (["mkfs.ext4", "-q", "-m", "0", image], ["mount", "-o", "loop", image, str(top)]):
             done = subprocess.run(command, capture_output=True, text=True, check=False)
