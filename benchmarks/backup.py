@@ -246,7 +246,7 @@ class BackupRun(Run):
         while not target.exists() and command.poll() is None and time.monotonic() < deadline:
             time.sleep(0.0005)
         time.sleep(self.rng.choice((0, 0.001, 0.003, 0.01, 0.03)))
-        self._down()
+        self.down()
         if number % 2:
             command.kill()
         self.node.kill()
@@ -259,7 +259,7 @@ class BackupRun(Run):
             self._is_refused(target, f"kill {number}")
         if "Traceback" in said:
             self.counts.findings.append(f"kill {number}: {said}")
-        self.outcome.recoveries_s.append(self._start())
+        self.outcome.recoveries_s.append(self.start())
 
     def _is_refused(self, target: Path, where: str) -> None:
         names = list(target.iterdir())

@@ -134,7 +134,7 @@ def test_an_interrupted_kill_is_mended(tmp_path: Path, monkeypatch: pytest.Monke
     """Ctrl-C while the broker is down: it is started once more, drained and judged."""
 
     def interrupted(run: Run, fault: plan.Fault) -> None:
-        run._down()
+        run.down()
         run.node.kill()
         raise KeyboardInterrupt
 
@@ -203,6 +203,8 @@ def test_the_command_ends_with_ctrl_c_and_leaves_no_broker_behind(tmp_path: Path
         (["--start", "x"], "belong together"),
         (["--start", "x", "--uri", "amqps://h"], "has to be amqp://"),
         (["--start", "x", "--uri", "http://h"], "starts with amqp://"),
+        (["--start", "x", "--uri", "amqp://h", "--nodes", "3"], "for Kvitto and RabbitMQ only"),
+        (["--nodes", "2"], "at least 3"),
         (["--place", "."], "is not empty"),
         (["--place", "/dev/null"], "--place /dev/null: File exists"),
         (["--place", "/dev/null/x"], "--place /dev/null/x: Not a directory"),

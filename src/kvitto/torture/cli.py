@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from kvitto.client.uri import parse_uri
-from kvitto.torture import cluster, load, plan
+from kvitto.torture import cluster, disks, etcd, load, network, plan, rabbits
 from kvitto.torture.nodes import Command, Kvitto, Node, RabbitMQ, rabbitmq_script
 from kvitto.torture.report import as_json, as_text
 from kvitto.torture.run import Run, Wanted, say
 
 CYCLES = 100
+LEAST_NODES = 3
 NOT_OF_NODES = (plan.KILL_START,)
 SOAK_FAULTS = (plan.STOP, plan.CUT, plan.HALF_OPEN)
 """Faults that a process survives, because memory is watched from its start to its end."""
@@ -37,10 +38,14 @@ def add_parser(subparsers: Any) -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--rabbitmq", action="store_true", help="the installed RabbitMQ, as a separate node")
     which.add_argument(
-        "--nodes", type=positive, metavar="N", help="a cluster of N nodes of Kvitto, with an etcd (Debian: etcd-server)"
-    )
-    which.add_argument(
         "--start", metavar="COMMAND", help="any broker: the command that runs it in the foreground, with --uri"
+    )
+    flag(
+        "--nodes",
+        type=positive,
+        metavar="N",
+        help="a cluster of N nodes of Kvitto, with an etcd (Debian: etcd-server); with --rabbitmq one of RabbitMQ, with "
+        "quorum queues",
     )
     flag("--uri", help="where that broker will be; its queues torture.* are emptied")
     flag(
@@ -48,8 +53,8 @@ def add_parser(subparsers: Any) -> None:
         type=faults,
         metavar="KIND,...",
         help=f"of {', '.join(plan.FAULTS)}; with --nodes {', '.join(plan.OF_NODES)} too; none (default: "
-        f"{','.join(plan.DEFAULT)}; --publishes: none; --soak: {','.join(SOAK_FAULTS)}; --nodes: "
-        f"{','.join(plan.DEFAULT_OF_NODES)})",
+        f"{','.join(plan.DEFAULT)}; --publishes: none; --soak: {','.join(SOAK_FAULTS)}; --nodes: all of a cluster that are "
+        "possible here)",
     )
     flag("--cycles", type=positive, metavar="N", help=f"faults ({CYCLES}, if nothing else limits the run)")
     flag("--seconds", type=float, default=0.0, metavar="S", help="no more faults after S seconds")
@@ -107,8 +112,16 @@ def run(args: argparse.Namespace) -> int:
         return 2
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C, so that no broker keeps running
     wanted = wanted_of(args)
+    if needs_apart(args, wanted.faults):
+        network.set_apart()  # before there is any thread
     place = args.place or Path(tempfile.mkdtemp(prefix="kvitto-torture-"))
-    node = node_of(args, place)
+    try:
+        node = node_of(args, place, wanted.faults)
+    except OSError as error:
+        print(f"kvitto torture: {place} cannot be made ready: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
     say(f"{node.name} in {place}, faults {', '.join(wanted.faults) or 'none'}, seed {wanted.seed}")
     doing = Run(node, wanted, again(args, wanted), say)
     outcome = doing.go()
@@ -135,11 +148,22 @@ def impossible(args: argparse.Namespace) -> str:
             return str(error)
     if args.rabbitmq and rabbitmq_script() is None:
         return "RabbitMQ is not installed"
-    if args.nodes and (why := cluster.refusal()):
+    if args.nodes and args.start:
+        return "--nodes is for Kvitto and RabbitMQ only"
+    if args.nodes and args.nodes < LEAST_NODES:
+        return f"--nodes has to be at least {LEAST_NODES}: two have to be left when one is killed"
+    if args.nodes and not args.rabbitmq and (why := cluster.refusal()):
         return why
     single = [kind for kind in args.faults or () if kind in (plan.OF_NODES if not args.nodes else NOT_OF_NODES)]
     if single:
         return f"{', '.join(single)} {'is' if len(single) == 1 else 'are'} for {'one broker' if args.nodes else '--nodes'} only"
+    if args.rabbitmq and (
+        not_there := [kind for kind in args.faults or () if kind in plan.OF_NODES and kind not in plan.OF_RABBITMQ]
+    ):
+        return f"{', '.join(not_there)} {'is' if len(not_there) == 1 else 'are'} for nodes of Kvitto only"
+    for kinds, why in refusals().items() if args.nodes else ():
+        if why and (asked := [kind for kind in args.faults or () if kind in kinds]):
+            return f"{', '.join(asked)}: {why}"
     if args.report and not args.report.resolve().parent.is_dir():
         return f"there is no directory for {args.report}"
     return "" if args.place is None else unfit(args.place)
@@ -159,7 +183,7 @@ def unfit(place: Path) -> str:
 def wanted_of(args: argparse.Namespace) -> Wanted:
     chosen = args.faults
     if chosen is None:
-        usual = plan.DEFAULT_OF_NODES if args.nodes else plan.DEFAULT
+        usual = plan.default_of_nodes(possible(args)) if args.nodes else plan.DEFAULT
         chosen = SOAK_FAULTS if args.soak else () if args.publishes else usual
     seconds = args.soak or args.seconds
     limited = seconds or args.publishes
@@ -167,14 +191,42 @@ def wanted_of(args: argparse.Namespace) -> Wanted:
     seed = random.SystemRandom().randrange(1 << 32) if args.seed is None else args.seed
     if not limited and not cycles:
         seconds = 60.0
-    return Wanted(chosen, seed, cycles, seconds, args.publishes, bool(args.soak), args.queue_type)
+    queue_type = args.queue_type or (load.QUORUM if args.nodes and args.rabbitmq else "")
+    return Wanted(chosen, seed, cycles, seconds, args.publishes, bool(args.soak), queue_type)
 
 
-def node_of(args: argparse.Namespace, place: Path) -> Node:
+def refusals() -> dict[tuple[str, ...], str]:
+    """Return for each sort of faults of a cluster why it cannot be had here; "" if it can."""
+    links = network.refusal()
+    return {plan.OF_LINKS: links, plan.OF_DISKS: links or disks.refusal(), (plan.ETCD_RESTORE,): etcd.restore_refusal()}
+
+
+def needs_apart(args: argparse.Namespace, faults: tuple[str, ...]) -> bool:
+    """Return whether these faults need a network and mounts of the torture's own."""
+    return bool(args.nodes and set(faults) & {*plan.OF_LINKS, *plan.OF_DISKS})
+
+
+def possible(args: argparse.Namespace) -> tuple[str, ...]:
+    """Return the faults of a cluster that can be had here, and say which cannot."""
+    found: tuple[str, ...] = plan.OF_RABBITMQ if args.rabbitmq else plan.OF_NODES
+    for kinds, why in refusals().items():
+        if why and (without := [kind for kind in found if kind in kinds]):
+            say(f"without {', '.join(without)}: {why}")
+            found = tuple(kind for kind in found if kind not in kinds)
+    return found
+
+
+def node_of(args: argparse.Namespace, place: Path, faults: tuple[str, ...]) -> Node:
+    if args.nodes:
+        apart, small = needs_apart(args, faults), bool(set(faults) & set(plan.OF_DISKS))
+        links = network.Network(cluster.hosts_of(args.nodes)) if apart else None
+        if args.rabbitmq:
+            return rabbits.RabbitCluster(place, args.nodes, links)
+        copies = {plan.ETCD_RESTORE: etcd.EtcdServer.save, plan.ETCD_ROLLBACK: etcd.EtcdServer.keep}
+        needed = tuple(copy for kind, copy in copies.items() if kind in faults)
+        return cluster.KvittoCluster(place, args.nodes, network=links, small_disks=small, copies=needed)
     if args.rabbitmq:
         return RabbitMQ(place)
-    if args.nodes:
-        return cluster.KvittoCluster(place, args.nodes)
     return Command(place, args.start, args.uri) if args.start else Kvitto(place)
 
 

@@ -11,12 +11,14 @@ durable has the acks by then. `idle` has no consumer until everything is drained
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from itertools import accumulate
 from struct import pack
+from typing import NamedTuple
 
 from kvitto.client import AMQPError, Channel, ChannelClosed, Column, Connection, ConnectionLost, Properties
 from kvitto.torture.oracle import (
@@ -93,6 +95,16 @@ class Client(threading.Thread):
         """Set when the client waits for nothing."""
         self.done = threading.Event()
         """Set when this client alone has to end."""
+        self.uri = ""
+        """Where it is connected."""
+        self.connection: Connection | None = None
+
+    def leave(self) -> None:
+        """End its connection, from another thread."""
+        connection = self.connection
+        if connection is not None:
+            with contextlib.suppress(OSError):
+                connection.transport.sock.shutdown(socket.SHUT_RDWR)
 
     @property
     def ending(self) -> bool:
@@ -102,12 +114,14 @@ class Client(threading.Thread):
         while not self.ending:
             if not self.target.up.wait(WAIT_S):
                 continue
+            self.uri = self.target.uri
             try:
-                connection = Connection(self.target.uri, name=f"kvitto torture {self.name}", buffer_bytes=1 << 18)
+                connection = Connection(self.uri, name=f"kvitto torture {self.name}", buffer_bytes=1 << 18)
             except (AMQPError, TimeoutError, OSError):
                 time.sleep(RETRY_S)
                 continue
             self.connections += 1
+            self.connection = connection
             try:
                 self.talk(connection.channel())
                 connection.close()
@@ -122,6 +136,7 @@ class Client(threading.Thread):
                 self._finding(error)
             finally:
                 self.idle.clear()
+                self.connection = None
                 connection.transport.close()
 
     def talk(self, channel: Channel) -> None:
@@ -139,6 +154,16 @@ class Client(threading.Thread):
             raise channel.closed
 
 
+class Burst(NamedTuple):
+    """Publishes that were sent together."""
+
+    last: int
+    """The tag of the last one."""
+    at: float
+    deposed: bool
+    """Whether another node led already when they were sent."""
+
+
 class Publisher(Client):
     """Streamed confirms: BURST publishes at a time, at most WINDOW unconfirmed. It records each confirm."""
 
@@ -152,6 +177,7 @@ class Publisher(Client):
         self.sent = 0
         self.low = 1
         self.high = 0
+        self.bursts: deque[Burst] = deque()
 
     @property
     def finished(self) -> bool:
@@ -161,6 +187,8 @@ class Publisher(Client):
         flow = self.flow
         flow.session += 1
         self.first, self.sent, self.low, self.high = flow.next, 0, 1, 0
+        self.bursts.clear()
+        terms, connected = self.oracle.terms, time.monotonic()
         channel.confirm_select(on_confirm=self.confirm)
         exchange, key, properties = Column.one(flow.routes[0][0].encode()), Column.one(b""), persistent()
         while not self.ending:
@@ -175,6 +203,8 @@ class Publisher(Client):
                 continue
             first = flow.take(BURST)
             self.sent += BURST
+            if terms is not None:
+                self.bursts.append(Burst(self.sent, time.monotonic(), terms.deposed(self.uri, connected)))
             channel.publish_rows(bodies(flow, first, BURST), exchange, key, properties, 0, BURST)
             self._await(channel, WINDOW - BURST)
         self._await(channel, 0)
@@ -200,7 +230,19 @@ class Publisher(Client):
                     self.flow.mark(number, number + 1, mark)
         while self.low <= self.sent and marks[self.first + self.low - 1]:
             self.low += 1
+        if ok:
+            self._confirmed_bursts(last)
         self.moves += 1
+
+    def _confirmed_bursts(self, last: int) -> None:
+        """Record which node has confirmed which bursts, and find those that it may not confirm any more."""
+        while self.bursts and self.bursts[0].last <= last:
+            burst, terms = self.bursts.popleft(), self.oracle.terms
+            assert terms is not None
+            terms.confirmed(self.uri, burst.at)
+            if burst.deposed:
+                number = self.first + burst.last - 1
+                self.oracle.findings.add("two epochs", f"{self.name}: up to {number} by {self.uri.rpartition('@')[2]}")
 
     def _await(self, channel: Channel, most: int) -> None:
         """Wait until at most `most` publishes are unconfirmed. Their confirms have to come as long as the connection is open."""
@@ -446,12 +488,14 @@ class Load:
         idlers = [self._idler] if self._idler is not None else []
         return all(client.idle.is_set() for client in [*self.clients, *idlers])
 
-    def join(self) -> None:
-        """End all clients. The broker must be running or ended, not frozen."""
+    def join(self, broker_ended: bool = False) -> None:
+        """End all clients. The broker must be running, or have ended: with its network the news of that may have gone, too."""
         self.target.ended.set()
         for client in [*self.clients, *([self._idler] if self._idler else [])]:
-            if client.ident is not None:  # else the broker did not even start
-                client.join()
+            while client.is_alive():
+                if broker_ended:
+                    client.leave()
+                client.join(1.0)
 
 
 def declare(uri: str, queue_type: str = "") -> None:

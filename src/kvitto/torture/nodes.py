@@ -268,6 +268,8 @@ class RabbitMQ(Node):
     """Debian's RabbitMQ as a separate node, with its own name, ports, cookie, port mapper and directories."""
 
     name = "RabbitMQ"
+    _address = "127.0.0.1"
+    """Where it listens."""
 
     def __init__(self, place: Path) -> None:
         super().__init__(place.resolve())
@@ -288,8 +290,9 @@ class RabbitMQ(Node):
         self._write_config()
         if self._epmd is None:
             # else Erlang leaves a daemon running, which other nodes of this machine would use
-            command = [shutil.which("epmd") or "epmd", "-port", str(self.epmd_port), "-address", "127.0.0.1"]
-            self._epmd = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+            command = [shutil.which("epmd") or "epmd", "-port", str(self.epmd_port), "-address", self._address]
+            with self._around_spawn():
+                self._epmd = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
         # it writes core dumps to its working directory
         self._process = self._spawn([script], self._environment(), directory=self.place)
         self.uri = uri_for(self.port)

@@ -103,6 +103,28 @@ class Findings:
         path.write_text("".join(lines))
 
 
+class Terms:
+    """Which node has confirmed what, to notice two nodes that both confirm.
+
+    A node that leads no more closes its connections. So if another node confirms a message that was published after a connection was
+    made, this connection's node has been deposed, and may confirm nothing that is published afterwards.
+    """
+
+    def __init__(self) -> None:
+        self._proofs: dict[str, float] = {}
+        """For each node when the last message was published that it has confirmed."""
+        self._lock = threading.Lock()
+
+    def confirmed(self, node: str, published_at: float) -> None:
+        with self._lock:
+            self._proofs[node] = max(published_at, self._proofs.get(node, 0.0))
+
+    def deposed(self, node: str, since: float) -> bool:
+        """Return whether another node is known to have led after that time."""
+        with self._lock:
+            return any(at > since for other, at in self._proofs.items() if other != node)
+
+
 class Flow:
     """A sequence of numbered messages. `routes`: message n goes to one of them in turn: (exchange, its queues)."""
 
@@ -300,6 +322,8 @@ class Oracle:
         self.findings = Findings()
         self.dead = dead
         """Messages that are rejected from the first queue go to the second, from which transactions move them to the third."""
+        self.terms: Terms | None = None
+        """Set if one node alone may confirm at a time."""
         self.whole_order = False
         """Whether the order also includes redelivered messages, and all sessions of a publisher. It does in Kvitto, if
         the broker knows of each end of a connection before the next one begins."""

@@ -6,23 +6,48 @@ import random
 from dataclasses import dataclass
 
 KILL, STOP, CUT, HALF_OPEN, RESTART, KILL_START = FAULTS = ("kill", "stop", "cut", "half-open", "restart", "kill-start")
-FOLLOWER_KILL, FOLLOWER_STOP, ALL_KILL, ETCD_STOP = OF_NODES = (
-    "follower-kill",
-    "follower-stop",
-    "all-kill",
+FOLLOWER_KILL, FOLLOWER_STOP, ALL_KILL = OF_PROCESSES = ("follower-kill", "follower-stop", "all-kill")
+ETCD_STOP, ETCD_KILL, ETCD_WIPE, ETCD_RESTORE, ETCD_ROLLBACK = OF_ETCD = (
     "etcd-stop",
+    "etcd-kill",
+    "etcd-wipe",
+    "etcd-restore",
+    "etcd-rollback",
 )
+OF_LINKS = (
+    CUT_FOLLOWERS,
+    CUT_ETCD,
+    CUT_NODES,
+    ETCD_CUT,
+    FOLLOWER_CUT,
+    LEADER_MUTE,
+    LEADER_DEAF,
+    SLOW,
+) = (
+    "cut-followers",
+    "cut-etcd",
+    "cut-nodes",
+    "etcd-cut",
+    "follower-cut",
+    "leader-mute",
+    "leader-deaf",
+    "slow",
+)
+"""Faults of the network between nodes."""
+OF_DISKS = LEADER_FULL, FOLLOWER_FULL = ("leader-full", "follower-full")
+OF_NODES = (*OF_PROCESSES, *OF_ETCD, *OF_LINKS, *OF_DISKS)
 """Faults of a cluster."""
+OF_RABBITMQ = (*OF_PROCESSES, CUT_FOLLOWERS, FOLLOWER_CUT, LEADER_MUTE, LEADER_DEAF, SLOW)
+"""Those that a cluster without an etcd can have."""
 DEFAULT = (KILL, KILL, KILL, KILL_START)
 """Each kind is drawn with the same chance: one kill in four is followed by kills of the next starts."""
 LIFE_S = 0.6
 """The maximum time of load before each fault; the mean is half of it."""
-DEFAULT_OF_NODES = (KILL, KILL, KILL, STOP, RESTART, *OF_NODES)
-"""A leader that stands still for long is replaced, and one that does so for a moment is not."""
 FROZEN_S = (0.5, 3.0)
-FROZEN_OF_NODES_S = (0.5, 10.0)
 MUTED_S = (2.5, 5.0)
 """Longer than two heartbeats, so that usually one side notices."""
+FROZEN_OF_NODES_S, APART_S, FULL_S = (0.5, 30.0), (0.5, 15.0), (0.5, 8.0)
+"""A leader that stands still for long, or is apart from the others, is replaced, and one for which it is a moment is not."""
 HEARTBEAT_S = 1
 SHARE = 0.5
 """The share of the connections that a cut or a half-open fault hits."""
@@ -40,9 +65,9 @@ class Fault:
     kind: str
     after_s: float
     lasts_s: float
-    """How long a frozen broker stands still, or connections stay half-open."""
+    """How long a frozen broker stands still, connections stay half-open, links are cut or a disk is full."""
     reset: bool
-    """Whether a cut is a reset, or a plain close."""
+    """Whether a cut is a reset, or a plain close. Of nodes: whether the fault is the harder one of two kinds."""
     from_client: bool
     """Whether a half-open connection drops the data of clients, or of the broker."""
     seed: int
@@ -55,11 +80,19 @@ class Fault:
         return [(rng.random(), rng.random() < AT_FILES) for _ in range(rng.randint(1, STARTS))]
 
 
+def default_of_nodes(others: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the faults of a cluster: those of the leader's process, and these others."""
+    return (KILL, KILL, KILL, STOP, RESTART, *others)
+
+
 def fault(seed: int, cycle: int, kinds: tuple[str, ...], gap_s: float = 0.0, nodes: bool = False) -> Fault:
     """Return the fault of one cycle. With `gap_s` there is load for about this time before it. `nodes`: whether a cluster is tortured."""
     rng = random.Random(f"{seed}/{cycle}")
     kind = rng.choice(kinds)
-    least, most = MUTED_S if kind == HALF_OPEN else FROZEN_OF_NODES_S if nodes else FROZEN_S
     after_s = rng.uniform(0.5, 1.5) * gap_s if gap_s else rng.uniform(0.0, LIFE_S)
-    lasts_s = rng.uniform(least, most)
+    if nodes and kind != HALF_OPEN:
+        least, most = APART_S if kind in OF_LINKS else FULL_S if kind in OF_DISKS else FROZEN_OF_NODES_S
+        lasts_s = least + (most - least) * rng.random() ** 2  # most are short
+    else:
+        lasts_s = rng.uniform(*(MUTED_S if kind == HALF_OPEN else FROZEN_S))
     return Fault(cycle, kind, after_s, lasts_s, rng.random() < 0.5, rng.random() < 0.5, rng.getrandbits(32))

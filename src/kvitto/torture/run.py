@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit, urlunsplit
 
 from kvitto.client import AMQPError
-from kvitto.torture import load, plan, sampling
-from kvitto.torture.cluster import KvittoCluster
+from kvitto.torture import faults, load, plan, sampling
+from kvitto.torture.cluster import Cluster, KvittoCluster
 from kvitto.torture.nodes import BrokerFailed, Kvitto, Node, version
-from kvitto.torture.oracle import Journal
+from kvitto.torture.oracle import Journal, Terms
 from kvitto.torture.proxy import Proxy
 from kvitto.torture.report import FLAGS, FLAGS_OF_NODES, Outcome
 
@@ -34,6 +34,8 @@ PROGRESS_S = 5.0
 SOAK_GAP_S = 8.0
 POLL_S = 0.01
 START_POLL_S = 0.001
+LOOK_S = 0.5
+"""It is looked so often which node of a cluster leads."""
 SAMPLE_S = 1.0
 SAFE_AFTER_S = 5.0
 """For brokers that sync acks when they like: the time after the fence's confirm when they must have synced them."""
@@ -73,6 +75,8 @@ class Run:
             self.oracle.whole_order = set(wanted.faults) <= {plan.KILL, plan.KILL_START, plan.RESTART}
         else:
             self.target.safe_after_s = SAFE_AFTER_S
+        if isinstance(node, KvittoCluster) and not {plan.CUT, plan.HALF_OPEN} & set(wanted.faults):
+            self.oracle.terms = Terms()  # the proxy hides which node has confirmed
         self.proxy = Proxy() if {plan.CUT, plan.HALF_OPEN} & set(wanted.faults) else None
         self._life = 0
         self._start_s = 0.0
@@ -80,6 +84,7 @@ class Run:
         self._started_s = 0.0
         self._chapter_s = 0.0
         self._said_s = 0.0
+        self._looked_s = 0.0
 
     def go(self) -> Outcome:
         """Run until the plan is done, something fails, or Ctrl-C; then judge for the last time."""
@@ -115,7 +120,7 @@ class Run:
     def _prepare(self) -> None:
         if self.proxy is not None:
             self.proxy.start()
-        self._start()
+        self.start()
         with suppress(AMQPError, TimeoutError):
             self.outcome.broker = version(self.node.uri) or self.node.name
         self.outcome.first = self._sample()
@@ -135,7 +140,7 @@ class Run:
                 self._alive()
                 time.sleep(SAMPLE_S)
             else:
-                nodes = isinstance(self.node, KvittoCluster)
+                nodes = isinstance(self.node, Cluster)
                 fault = plan.fault(wanted.seed, cycle, wanted.faults, SOAK_GAP_S if wanted.soak else 0.0, nodes)
                 self._cycle(fault)
                 cycle += 1
@@ -152,13 +157,13 @@ class Run:
         self.outcome.cycles[fault.kind] += 1
 
     def _kill(self, fault: plan.Fault) -> None:
-        self._down()
+        self.down()
         self.node.kill()
-        self.outcome.recoveries_s.append(self._start())
+        self.recovered()
 
     def _kill_start(self, fault: plan.Fault) -> None:
         """Kill the broker, then kill it while it starts again, and at last let it start."""
-        self._down()
+        self.down()
         self.node.kill()
         for part, of_recovery in fault.killed_starts():
             self.node.begin()
@@ -172,57 +177,24 @@ class Run:
             at = "listening" if self.node.listens else "recovering" if self.node.at_its_files else "before its files"
             self.outcome.killed_starts[at] += 1
             self.node.kill()
-        self.outcome.recoveries_s.append(self._start())
+        self.recovered()
 
     def _restart(self, fault: plan.Fault) -> None:
-        self._down()
+        self.down()
         code = self.node.stop()
         if isinstance(self.node, Kvitto) and code != 0:
             raise Stuck(f"the broker ended with {code} after SIGTERM; see {self.node.log}")
-        self.outcome.recoveries_s.append(self._start())
+        self.recovered()
 
     def _stop(self, fault: plan.Fault) -> None:
         self.node.pause()
         try:
-            time.sleep(fault.lasts_s)
+            self.endure(fault.lasts_s)
         finally:
             self.node.resume()
-        if isinstance(self.node, KvittoCluster):  # another node may lead now
-            self._down()
-            self._start()
-
-    def _follower_kill(self, fault: plan.Fault) -> None:
-        cluster = self._cluster()
-        node = cluster.follower(random.Random(fault.seed))
-        node.kill()
-        node.begin()
-
-    def _follower_stop(self, fault: plan.Fault) -> None:
-        node = self._cluster().follower(random.Random(fault.seed))
-        node.pause()
-        try:
-            time.sleep(fault.lasts_s)
-        finally:
-            node.resume()
-
-    def _all_kill(self, fault: plan.Fault) -> None:
-        self._down()
-        self._cluster().kill_all()
-        self.outcome.recoveries_s.append(self._start())
-
-    def _etcd_stop(self, fault: plan.Fault) -> None:
-        cluster = self._cluster()
-        cluster.pause_etcd()
-        try:
-            time.sleep(fault.lasts_s)
-        finally:
-            cluster.resume_etcd()
-        self._down()  # a leader that a follower has left meanwhile may have given up
-        self._start()
-
-    def _cluster(self) -> KvittoCluster:
-        assert isinstance(self.node, KvittoCluster)
-        return self.node
+        if isinstance(self.node, Cluster):  # another node may lead now
+            self.down()
+            self.start()
 
     def _cut(self, fault: plan.Fault) -> None:
         assert self.proxy is not None
@@ -234,23 +206,54 @@ class Run:
         time.sleep(fault.lasts_s)
         self.proxy.cut_half_open()
 
+    def endure(self, seconds: float) -> None:
+        """Let a fault last. The load goes to another node of a cluster as soon as that one leads."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            self._follow()
+            time.sleep(min(left, LOOK_S))
+
+    def _follow(self) -> None:
+        """Send the load to another node of a cluster if that one leads now: a leader may give up at any time after a fault."""
+        now = time.monotonic()
+        if not isinstance(self.node, Cluster) or not self.target.up.is_set() or now - self._looked_s < LOOK_S:
+            return
+        self._looked_s, before = now, self.node.uri
+        if self.node.look() and self.node.uri != before:
+            self._aim()
+            self.load.publishers[-1].leave()  # the others stay with the old leader as long as that one has them
+
+    def recovered(self) -> None:
+        """Start the broker, and note how long that took."""
+        self.outcome.recoveries_s.append(self.start())
+
     def _mend(self) -> None:
         """Undo the fault that was interrupted."""
-        self.node.resume()
         if self.proxy is not None:
             self.proxy.cut_half_open()
+        if isinstance(self.node, Cluster):
+            self.node.mend()
+            self.down()
+            self.start()
+            return
+        self.node.resume()
         if not self.target.up.is_set():
             self.node.kill()
-            self._start()
+            self.start()
 
-    def _down(self) -> None:
+    def down(self) -> None:
         self.target.up.clear()
         if self.proxy is not None:
             self.proxy.target = None
 
-    def _start(self) -> float:
+    def start(self) -> float:
         self._start_s = took = self.node.start()
         self._life += 1
+        self._aim()
+        return took
+
+    def _aim(self) -> None:
+        """Have the clients connect to where the broker is now."""
         uri = self.node.uri
         if self.proxy is not None:
             parts = urlsplit(uri)
@@ -261,11 +264,12 @@ class Run:
             uri = uri.replace("heartbeat=0", f"heartbeat={plan.HEARTBEAT_S}")
         self.target.uri = f"{uri}&connection_timeout=5000"
         self.target.up.set()
-        return took
 
     def _alive(self) -> None:
         if not self.node.running:
-            raise Stuck(f"the broker ended by itself; see {self.node.log}")
+            ended = self.node.ended if isinstance(self.node, Cluster) else f"see {self.node.log}"
+            raise Stuck(f"the broker ended by itself; {ended}")
+        self._follow()
 
     def _wait_moving(self) -> None:
         """Wait until each client that has something to do has received a promise since now."""
@@ -348,7 +352,7 @@ class Run:
             self.proxy.close()
         self.outcome.connections = sum(client.connections for client in self.load.clients)
         self.node.close()
-        self.load.join()
+        self.load.join(broker_ended=True)
         self.journal.close()
         self.oracle.findings.write(self.node.place / "findings", self.outcome.failures(self.oracle))
         self.outcome.seconds = time.monotonic() - self._started_s
@@ -361,10 +365,7 @@ DOES: dict[str, Callable[[Run, plan.Fault], None]] = {
     plan.STOP: Run._stop,
     plan.CUT: Run._cut,
     plan.HALF_OPEN: Run._half_open,
-    plan.FOLLOWER_KILL: Run._follower_kill,
-    plan.FOLLOWER_STOP: Run._follower_stop,
-    plan.ALL_KILL: Run._all_kill,
-    plan.ETCD_STOP: Run._etcd_stop,
+    **faults.OF_NODES,
 }
 
 
