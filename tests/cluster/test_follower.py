@@ -7,9 +7,10 @@ from contextlib import suppress
 import pytest
 
 from kvitto.base.errors import StoreError, StoreFull
+from kvitto.cluster import counting, state
 from kvitto.cluster import follower as module
-from kvitto.cluster import state
-from kvitto.cluster.follower import LEARN_MS, LOOK_MS, Follower
+from kvitto.cluster.counting import is_segment
+from kvitto.cluster.follower import LOOK_MS, Follower
 from kvitto.cluster.handshake import Refused
 from kvitto.cluster.link import Behind
 from kvitto.cluster.promotion import promote
@@ -431,7 +432,7 @@ def scanned(pair: Pair) -> dict[str, tuple[object, ...]]:
     """What a start would find in the follower's segments."""
     found = {}
     for path, content in pair.disk.files().items():
-        if module.is_segment(path):
+        if is_segment(path):
             segment = Segment(paths.base_of(path.rpartition("/")[2]))
             segment.salt = salts(content)[0]
             segment.scan(content, False, False, 0)
@@ -472,7 +473,7 @@ def test_it_also_counts_what_was_there_before_it_was_started() -> None:
     pair.pump()
     assert counted(pair) == {}
     for _ in range(3):
-        pair.leading.clock.advance(LEARN_MS)
+        pair.leading.clock.advance(counting.LOOK_MS)
         pair.rest()
     assert counted(pair) == scanned(pair) != {}
     sizes(pair)
@@ -481,13 +482,13 @@ def test_it_also_counts_what_was_there_before_it_was_started() -> None:
 
 def test_damage_that_was_there_before_is_left_to_the_start() -> None:
     pair = following(3)
-    (path,) = filter(module.is_segment, pair.disk.files())
+    (path,) = filter(is_segment, pair.disk.files())
     pair.begin()
     pair.pump()
     file = pair.disk.open(path)
     at = file.size() - 3
     file.write_at(at, [bytes([file.read_at(at, 1)[0] ^ 1])])
-    pair.leading.clock.advance(LEARN_MS)
+    pair.leading.clock.advance(counting.LOOK_MS)
     pair.rest()
     assert counted(pair) == {}
 
@@ -501,9 +502,9 @@ def test_it_hears_that_the_leader_has_ended_in_order() -> None:
     end = pair.leading.ring.next
     assert pair.link.leave(end)
     pair.pump()
-    assert pair.follower.left
+    assert pair.follower.left == ""
     pair.connect()
-    assert not pair.follower.left
+    assert pair.follower.left is None
 
 
 def test_who_has_not_everything_does_not_hear_of_the_end() -> None:

@@ -143,6 +143,8 @@ class Host:
     def held(self, channel: Any, queue: Any) -> Iterator[Any]:
         return iter(())
 
+    def hand_over(self, successor: str) -> None: ...
+
     def fail(self, error: Exception) -> None:
         raise error
 

@@ -212,7 +212,7 @@ class Node:
                 break
         self.pump()
         self.deliver(1 << 20)
-        if self.follower.left:
+        if self.follower.left is not None:
             self.cluster.result.notes["ends in order"] += 1
             self.left = self.cluster.led
 
@@ -256,7 +256,7 @@ class Cluster:
     def elect(self, name: str, disk: SimDisk, node: Node | None = None) -> None:
         """Somebody is elected, and notes that."""
         register = self.register
-        in_order = node is not None and node.follower.left and node.left == register.document.epoch
+        in_order = node is not None and node.follower.left is not None and node.left == register.document.epoch
         assert name in register.document.members
         assert register.store(register.document.elected(name), register.version) is not None
         with SeededIds.others(self.rng):

@@ -8,7 +8,8 @@ import pytest
 
 from kvitto.base.errors import StoreFull
 from kvitto.cluster import follower
-from kvitto.cluster.follower import Copy, Follower
+from kvitto.cluster.counting import Copy
+from kvitto.cluster.follower import Follower
 from kvitto.cluster.gate import Gate
 from kvitto.cluster.link import Link
 from kvitto.cluster.records import Kind, Record

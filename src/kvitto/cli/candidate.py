@@ -313,16 +313,16 @@ class Candidate:
                 self._disk, SystemClock(), self._key, seat.address, log.info, self._judge, self.member
             )
             self._scrubbing = scrub(follower)
-        follower.where, follower.left = seat.address, False
+        follower.turn_to(seat.address)
         watch, why, before = None, "", follower.place
         silence = AGAIN_SILENCE_S if self._followed == seat.process else SILENCE_S
         try:
             with connected(address(seat.address), AGAIN_SILENCE_S, self._tls, silence) as sock:
                 watch = Watch(self._register, seat, sock, self._silent_s, self._watched)
                 why = talk(follower, sock, silence, lambda: self._heard(seat, sock))
-            if follower.left:
+            if follower.left is not None:
                 self._is_dead(seat)
-                if follower.successor not in ("", self.member.member):
+                if follower.left not in ("", self.member.member):
                     self._deferred_until = boottime() + DEFER_S
                 return
         except ConnectionRefusedError as error:
@@ -424,7 +424,7 @@ class Candidate:
         follower = self._follower
         if follower is not None:
             follower.settle()
-        in_order = follower is not None and follower.left and document.epoch == self._epoch
+        in_order = follower is not None and follower.left is not None and document.epoch == self._epoch
         me = self.member.member
         config = self._config
         host, port = config.advertised
@@ -464,7 +464,7 @@ class Candidate:
         if document.leader == self.member.member:
             return "this node has led before, and has been started again"
         leader = document.leader[:8]
-        if self._follower is not None and self._follower.left:
+        if self._follower is not None and self._follower.left is not None:
             return f"{leader} has ended in order"
         if last is not None and last.process == self._dead:
             return f"the process of {leader} has ended"

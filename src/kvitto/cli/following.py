@@ -108,6 +108,8 @@ def connected(leader: tuple[str, int], timeout_s: float, tls: NodeTls | None, si
 def why_ended(error: OSError) -> str:
     """Return why a connection has ended, in words."""
     return why_not_leader(error) if is_about_certificate(error) else str(error)
+
+
 def scrub(follower: Follower) -> Scrubbing:
     """Begin to verify the files of a follower in the background. If some are damaged it gets them again from its leader."""
 

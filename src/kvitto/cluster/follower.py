@@ -8,7 +8,6 @@ directory is neither the one nor the other, and is marked as such; what goes the
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -16,6 +15,7 @@ from typing import Any
 
 from kvitto.base.clock import Clock
 from kvitto.cluster import handshake
+from kvitto.cluster.counting import Copy, Counting
 from kvitto.cluster.handshake import FOLLOWER, LEADER, MAGIC, VERSION, Inbox, Refused
 from kvitto.cluster.records import (
     ACKNOWLEDGEMENT,
@@ -47,11 +47,9 @@ from kvitto.cluster.state import (
     write_history,
 )
 from kvitto.cluster.tree import Node, Tree, parent, walk
-from kvitto.format.layouts import BATCH, BATCH_MAGIC, FOOTER_MAGIC, SEGMENT_MAGIC
 from kvitto.store import paths
-from kvitto.store.batch import BatchHeader
 from kvitto.store.disk import Disk, File
-from kvitto.store.segment import HEADER, Segment, header_is_valid, salts, valid_at
+from kvitto.store.segment import Segment
 
 OPEN_MAX = 200
 """At most this many files without unsynced bytes stay open."""
@@ -61,26 +59,6 @@ KEPT_MS = 24 * 3600 * 1000
 """What was replaced is kept this long."""
 LOOK_MS = 3600 * 1000
 COPY_BYTES = 1 << 20
-LEARN_MS = 250
-LEARNED_BYTES = 32 << 20
-"""Every LEARN_MS so many bytes of segments are read that were there before."""
-
-
-class Copy(Node):
-    """A file of the follower."""
-
-    __slots__ = ("file", "learned", "original", "segment")
-
-    def __init__(self, number: int, length: int = 0) -> None:
-        super().__init__(number, length)
-        self.file: File | None = None
-        self.original = 0
-        """While files are compared: how many bytes the follower had before that are not known to be the leader's. They are kept if they are
-        replaced."""
-        self.learned = False
-        """Whether it is known what the file begins with, and `segment` says what has been verified of it."""
-        self.segment: Segment | None = None
-        """The batches that have been verified and counted, None if the file is no segment, or one that is sealed or damaged."""
 
 
 @dataclass
@@ -140,10 +118,8 @@ class Follower:
         """The place behind the last sync point that has been carried out."""
         self.copying = False
         """Whether files are being compared, and the directory is neither the old one nor the new one."""
-        self.successor = ""
-        """The member that is to lead next, as the leader has said at its end; "" for any."""
-        self.left = False
-        """Whether the leader has ended in order, and this directory is what its directory was then."""
+        self.left: str | None = None
+        """If the leader has ended in order, and this directory is what its directory was then: which member is to lead next, "" for any."""
         self.heard = 0
         """The number of records and frames that have been received."""
         self.damage = ""
@@ -162,9 +138,7 @@ class Follower:
         self._moved = 0
         self._looked_ms = 0
         self._open: dict[int, None] = {}
-        self._unlearned: deque[int] = deque()
-        """The files that were there before, and of which it is not known whether there are batches to be counted."""
-        self._learned_ms = 0
+        self._counting = Counting(self._file)
         self._names: list[Record] = []
         self._inbox = Inbox()
         self._decoder: Decoder | None = None
@@ -178,6 +152,10 @@ class Follower:
 
     # -- a connection --------------------------------------------------------------------------------------------
 
+    def turn_to(self, where: str) -> None:
+        """Connect to the leader at this address next."""
+        self.where, self.left = where, None
+
     def begin(self) -> bytes:
         """Begin a connection. Return the bytes to send first."""
         if self.damage:
@@ -187,7 +165,7 @@ class Follower:
             self._forget()
         if self.copying:
             self._forget()
-        self.left = False
+        self.left = None
         self._inbox, self._decoder = Inbox(), None
         self._names = []
         self._step, self._nonce = self._greeted, handshake.nonce()
@@ -208,8 +186,8 @@ class Follower:
             return
         for record in self._decoder.feed(data):
             yield from self._take(record)
-        if self._unlearned and self.session and self.clock.monotonic_ms() - self._learned_ms >= LEARN_MS:
-            self._learn_some()
+        if self.session:
+            self._counting.look(self.clock.monotonic_ms())
         if self._due:
             self._due = False
             yield self._acknowledgement()
@@ -305,7 +283,7 @@ class Follower:
             self._close(self.nodes[number])
         self.tree, self.nodes = Tree(), {}
         self._dirty, self._changed = {}, {}
-        self._unlearned.clear()
+        self._counting.clear()
 
     def _sums(self) -> Iterator[bytes]:
         """Yield the checksums of all files of this directory."""
@@ -362,8 +340,8 @@ class Follower:
         elif kind == Kind.REFUSED:
             raise Refused(f"{self.where}: {record.payload.decode(errors='replace')}")
         elif kind == Kind.LEFT:
-            self.left = record.position == self.place == self.synced
-            self.successor = record.payload.decode(errors="replace")
+            if record.position == self.place == self.synced:
+                self.left = record.payload.decode(errors="replace")
         elif kind != Kind.ALIVE:
             raise StreamError(f"a frame of kind {kind} that does not belong here")
 
@@ -383,7 +361,7 @@ class Follower:
             if self.copying:
                 self._keep(node, position)
             else:
-                self._verify(node, position, payload)
+                self._counting.write(node, position, payload)
             self._file(node).write_at(position, [payload])
             node.length = max(node.length, position + len(payload))
             self._dirty[number] = None
@@ -393,8 +371,7 @@ class Follower:
                 self._keep(node, position)
             self._file(node).truncate(position)
             node.length = position
-            if node.segment is not None and position < node.segment.size:
-                node.learned, node.segment = False, None
+            node.cut(position)
             self._dirty[number] = None
         elif kind == Kind.OPEN:
             self._make(payload.decode(), number)
@@ -540,7 +517,7 @@ class Follower:
         node = self.nodes.get(number)
         if node is None or not node.paths:
             return False
-        self._verify_rest(node)
+        self._counting.rest(node)
         self._file(node).sync()
         return True
 
@@ -552,76 +529,6 @@ class Follower:
         if self.clock.now_ms() - self._looked_ms > LOOK_MS:
             self._looked_ms = self.clock.now_ms()
             self._drop_replaced()
-
-    # -- batches are verified before they are stored -------------------------------------------------------------
-
-    def _verify(self, node: Copy, position: int, data: bytes) -> None:
-        """Verify the whole batches in a write. Raises StreamError if one is not what the leader's broker has built."""
-        if not is_segment(node.paths[0]):
-            return
-        at = 0
-        if not node.learned:
-            if position == 0 and len(data) >= HEADER:
-                self._begin_counting(node, data[:HEADER])
-                at = HEADER
-            else:
-                self._learn(node)
-        segment = node.segment
-        if segment is None or position + at != segment.size:
-            return
-        while (size := batch_size(data, at)) and at + size <= len(data):
-            self._count(node, segment, data, at)
-            at += size
-        if data.startswith(FOOTER_MAGIC, at):
-            node.segment = None  # it is sealed, and says itself what is in it
-
-    def _begin_counting(self, node: Copy, head: bytes) -> None:
-        node.learned, node.segment = True, None
-        if header_is_valid(head, SEGMENT_MAGIC):
-            node.segment = Segment(paths.base_of(node.paths[0].rpartition("/")[2]))
-            node.segment.salt, node.segment.gaps = salts(head)[0], []
-
-    def _count(self, node: Copy, segment: Segment, data: bytes, at: int) -> None:
-        """Verify a batch that is the next one of its segment, and is at `at` in `data`. Raises StreamError."""
-        head = BatchHeader(data, at)
-        if not valid_at(data, at, head, segment.salt) or head.first < segment.end:
-            raise StreamError(f"a batch of {node.paths[0]} at {segment.size} that does not fit its checksum")
-        segment.count_batch(head, segment.size)
-
-    def _learn(self, node: Copy) -> None:
-        """Find out where the batches end in a segment that existed before. Damage in it was not caused by this connection."""
-        file = self._file(node)
-        self._begin_counting(node, file.read_at(0, HEADER))
-        segment = node.segment
-        if segment is None:
-            return
-        segment.file = file
-        if segment.read_footer():
-            node.segment = None
-            return
-        segment.file = None
-        try:
-            self._verify_rest(node)
-        except StreamError:
-            node.segment = None
-
-    def _verify_rest(self, node: Copy) -> None:
-        """Verify the batches that have been written in parts: the header of a large batch is written last."""
-        segment = node.segment
-        if segment is None or segment.size >= node.length:
-            return
-        file = self._file(node)
-        while (size := batch_size(file.read_at(segment.size, BATCH.size), 0)) and segment.size + size <= node.length:
-            self._count(node, segment, file.read_at(segment.size, size), 0)
-
-    def _learn_some(self) -> None:
-        """Look into some of the segments that were there before, so that a start of this directory need not (`Inherited.counted`)."""
-        left, self._learned_ms = LEARNED_BYTES, self.clock.monotonic_ms()
-        while self._unlearned and left > 0:
-            node = self.nodes.get(self._unlearned.popleft())
-            if node is not None and node.paths and not node.learned and is_segment(node.paths[0]):
-                self._learn(node)
-                left -= node.length if node.segment is not None else 0
 
     # -- comparing and copying -------------------------------------------------------------------------------------
 
@@ -768,7 +675,8 @@ class Follower:
         for number, node in self.nodes.items():
             self._file(node).sync()
             self._dirty.pop(number, None)
-            node.original, node.learned, node.segment = 0, False, None
+            node.original = 0
+            node.cut(0)
             if len(self._open) >= OPEN_MAX:
                 self._close_some()
         self._sync_aside()
@@ -778,7 +686,7 @@ class Follower:
         write_following(self.disk, self.following)
         self.session, self.copying = self._session, False
         self.synced, self._dirty, self._changed = self.place, {}, {}
-        self._unlearned, self._learned_ms = deque(self.nodes), self.clock.monotonic_ms()
+        self._counting.begin(self.nodes.values(), self.clock.monotonic_ms())
         moved = f"; {self._moved} bytes that were here and not there are in {self._aside}" if self._moved else ""
         self._aside = ""
         self._drop_replaced()
@@ -804,18 +712,6 @@ class Follower:
 def stamp(ms: int) -> str:
     """Return a time in a form for names, in which later times are greater."""
     return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y%m%d-%H%M%S")
-
-
-def is_segment(path: str) -> bool:
-    return path.startswith(paths.QUEUES + "/") and path.endswith(paths.SEGMENT_SUFFIX)
-
-
-def batch_size(data: bytes, at: int) -> int:
-    """Return the size of the batch that begins at `at`, as its header says, 0 if none begins there."""
-    if len(data) - at < BATCH.size:
-        return 0
-    head = BATCH.read(data, at)
-    return head.length if head.magic == BATCH_MAGIC and head.length >= BATCH.size else 0
 
 
 def refuse_others(disk: Disk) -> None:

@@ -56,6 +56,8 @@ class Host(Protocol):
     def held(self, channel: Any, queue: Queue) -> Iterator[Any]:
         """Yield the deliveries of a queue's messages that a channel holds (protocol/unacked.py), and None between pieces of work."""
 
+    def hand_over(self, successor: str) -> None: ...
+
     def fail(self, error: Exception) -> None:
         """Stop the broker, because the disk cannot be trusted any more."""
 

@@ -1,0 +1,145 @@
+"""Verifies the batches of a follower's segments before they are stored, and counts them, so that a start of the directory need not.
+
+What a start would find in a segment that is not sealed is noted while it is written (docs/adr/0037). Segments that were there before are
+read in the background.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from kvitto.cluster.records import StreamError
+from kvitto.cluster.tree import Node
+from kvitto.format.layouts import BATCH, BATCH_MAGIC, FOOTER_MAGIC, SEGMENT_MAGIC
+from kvitto.store import paths
+from kvitto.store.batch import BatchHeader
+from kvitto.store.disk import File
+from kvitto.store.segment import HEADER, Segment, header_is_valid, salts, valid_at
+
+LOOK_MS = 250
+LOOK_BYTES = 32 << 20
+"""Every LOOK_MS so many bytes of segments are read that were there before."""
+
+
+class Copy(Node):
+    """A file of the follower."""
+
+    __slots__ = ("file", "learned", "original", "segment")
+
+    def __init__(self, number: int, length: int = 0) -> None:
+        super().__init__(number, length)
+        self.file: File | None = None
+        self.original = 0
+        """While files are compared: how many bytes the follower had before that are not known to be the leader's. They are kept if they are
+        replaced."""
+        self.learned = False
+        """Whether it is known what the file begins with, and `segment` says what has been verified of it."""
+        self.segment: Segment | None = None
+        """The batches that have been verified and counted, None if the file is no segment, or one that is sealed or damaged."""
+
+    def cut(self, length: int) -> None:
+        """Forget what has been counted if the file does not have all of that any more."""
+        if self.segment is None or length < self.segment.size:
+            self.learned, self.segment = False, None
+
+
+class Counting:
+    def __init__(self, file: Callable[[Copy], File]) -> None:
+        """`file` opens a file of the follower."""
+        self._file = file
+        self._left: deque[Copy] = deque()
+        """The files that were there before, and of which it is not known whether there are batches to be counted."""
+        self._looked_ms = 0
+
+    def begin(self, nodes: Iterable[Copy], now_ms: int) -> None:
+        """Begin to look into files that were there before."""
+        self._left, self._looked_ms = deque(nodes), now_ms
+
+    def clear(self) -> None:
+        self._left.clear()
+
+    def look(self, now_ms: int) -> None:
+        """Look into some of the files that were there before, if it is time."""
+        if not self._left or now_ms - self._looked_ms < LOOK_MS:
+            return
+        left, self._looked_ms = LOOK_BYTES, now_ms
+        while self._left and left > 0:
+            node = self._left.popleft()
+            if node.paths and not node.learned and is_segment(node.paths[0]):
+                self._learn(node)
+                left -= node.length if node.segment is not None else 0
+
+    def write(self, node: Copy, position: int, data: bytes) -> None:
+        """Verify the whole batches in a write. Raises StreamError if one is not what the leader's broker has built."""
+        if not is_segment(node.paths[0]):
+            return
+        at = 0
+        if not node.learned:
+            if position == 0 and len(data) >= HEADER:
+                self._begin(node, data[:HEADER])
+                at = HEADER
+            else:
+                self._learn(node)
+        segment = node.segment
+        if segment is None or position + at != segment.size:
+            return
+        while (size := batch_size(data, at)) and at + size <= len(data):
+            self._count(node, segment, data, at)
+            at += size
+        if data.startswith(FOOTER_MAGIC, at):
+            node.segment = None  # it is sealed, and says itself what is in it
+
+    def rest(self, node: Copy) -> None:
+        """Verify the batches that have been written in parts: the header of a large batch is written last. Raises StreamError."""
+        segment = node.segment
+        if segment is None or segment.size >= node.length:
+            return
+        file = self._file(node)
+        while (size := batch_size(file.read_at(segment.size, BATCH.size), 0)) and segment.size + size <= node.length:
+            self._count(node, segment, file.read_at(segment.size, size), 0)
+
+    def _learn(self, node: Copy) -> None:
+        """Find out where the batches end in a segment that existed before. Damage in it was not caused by this connection."""
+        file = self._file(node)
+        self._begin(node, file.read_at(0, HEADER))
+        segment = node.segment
+        if segment is None:
+            return
+        segment.file = file
+        sealed = segment.read_footer()
+        segment.file = None
+        try:
+            if sealed:
+                node.segment = None
+            else:
+                self.rest(node)
+        except StreamError:
+            node.segment = None
+
+    @staticmethod
+    def _begin(node: Copy, head: bytes) -> None:
+        node.learned, node.segment = True, None
+        if header_is_valid(head, SEGMENT_MAGIC):
+            node.segment = Segment(paths.base_of(node.paths[0].rpartition("/")[2]))
+            node.segment.salt, node.segment.gaps = salts(head)[0], []
+
+    @staticmethod
+    def _count(node: Copy, segment: Segment, data: bytes, at: int) -> None:
+        """Verify a batch that is the next one of its segment, and is at `at` in `data`. Raises StreamError."""
+        head = BatchHeader(data, at)
+        if not valid_at(data, at, head, segment.salt) or head.first < segment.end:
+            raise StreamError(f"a batch of {node.paths[0]} at {segment.size} that does not fit its checksum")
+        segment.count_batch(head, segment.size)
+
+
+def is_segment(path: str) -> bool:
+    return path.startswith(paths.QUEUES + "/") and path.endswith(paths.SEGMENT_SUFFIX)
+
+
+def batch_size(data: bytes, at: int) -> int:
+    """Return the size of the batch that begins at `at`, as its header says, 0 if none begins there."""
+    if len(data) - at < BATCH.size:
+        return 0
+    head = BATCH.read(data, at)
+    return head.length if head.magic == BATCH_MAGIC and head.length >= BATCH.size else 0
