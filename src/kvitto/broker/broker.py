@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 from kvitto.base import limits
@@ -48,6 +49,8 @@ from kvitto.wire.buf import Buf
 from kvitto.wire.properties import edit_headers, join, split
 
 log = logging.getLogger("kvitto.broker")
+
+LOOKED_AT_ONCE = 32
 
 Direct = tuple[Queue, bytes, bytes, bytes | Buf, int, int]
 """A message for a queue: key, props, body, time to live in ms (-1: none), flags."""
@@ -245,8 +248,15 @@ class Broker(Turning):
             if brought and (self.store.ending.in_doubt or queue.log.damaged or self.faults.was_out(queue)):
                 # the message may have been delivered before a power cut, damage or a fault removed it from the queue (A9)
                 queue.flag_from(ends[queue])
-            queue.mark_dirty()
         self.turn()
+        # each queue looks at its first message; a few at a time, so that they use the same memory for that
+        waiting = iter(list(self.queues.values()))
+        while some := list(islice(waiting, LOOKED_AT_ONCE)):
+            for queue in some:
+                queue.mark_dirty()
+            self.turn()
+            for queue in some:
+                queue.release_windows()
         if replayed:
             if self.unwritten:
                 raise StoreFull("there is no room to apply what the journal holds: free some space and start again")

@@ -314,7 +314,7 @@ class Candidate:
             )
             self._scrubbing = scrub(follower)
         follower.turn_to(seat.address)
-        watch, why, before = None, "", follower.place
+        watch, why, before, starts = None, "", follower.place, False
         silence = AGAIN_SILENCE_S if self._followed == seat.process else SILENCE_S
         try:
             with connected(address(seat.address), AGAIN_SILENCE_S, self._tls, silence) as sock:
@@ -330,6 +330,7 @@ class Candidate:
             if self._followed == seat.process:
                 self._is_dead(seat)
                 return
+            starts = True  # it listens as soon as its broker has started, which others wait for
         except StoreFull as error:
             why = f"{error}; nothing more is taken until there is room"
             self._pause = AGAIN_MAX_S
@@ -344,7 +345,7 @@ class Candidate:
                 watch.stop()
             self._stand_as(WAITING, why)
         self._say(f"{seat.address}: {why}; trying again")
-        self._pause = AGAIN_S if follower.place > before else min(2 * self._pause, AGAIN_MAX_S)
+        self._pause = AGAIN_S if starts or follower.place > before else min(2 * self._pause, AGAIN_MAX_S)
         time.sleep(self._pause)
 
     def _is_dead(self, seat: Seat) -> None:

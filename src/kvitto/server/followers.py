@@ -30,7 +30,7 @@ from kvitto.cluster.tapping import TapDisk
 from kvitto.server.encrypted import Encrypted
 from kvitto.server.listening import bind, in_url
 from kvitto.server.node_tls import node_tls
-from kvitto.server.passed import PassedOn, exactly
+from kvitto.server.passed import NotServed, PassedOn, exactly
 from kvitto.server.tenure import Deposed, Election, Tenure
 from kvitto.store.commit import Commit, GroupCommit
 from kvitto.store.disk import Disk
@@ -447,6 +447,8 @@ class Followers:
             await self._send(link, out, wake, receiving)
         except Behind:
             log.warning("follower %s is too far behind, and has to compare its files again", link.where)
+        except NotServed as error:
+            log.debug("%s: %s", link.where, error)
         except (Refused, StreamError) as error:
             log.warning("follower %s: %s", link.where, error)
             if link.last_words:

@@ -13,12 +13,16 @@ from collections.abc import Callable
 from typing import Any
 
 from kvitto.cluster.handshake import LENGTH_BYTES, Refused
-from kvitto.cluster.passing import Client, Passed, accepted, decoded, length_of, refusal
+from kvitto.cluster.passing import Passed, accepted, decoded, length_of, refusal
 
 log = logging.getLogger("kvitto")
 
 Take = Callable[[socket.socket, Any], object]
 """Takes a client's socket, and its address, as a listener does that has accepted it."""
+
+
+class NotServed(Refused):
+    """A client comes while nobody listens."""
 
 
 class PassedOn:
@@ -36,10 +40,14 @@ class PassedOn:
         try:
             writer.write(passed.greet(await message(reader)))
             client = passed.client(await message(reader))
-            take = self._listener(client)
         except Refused as error:
             writer.write(refusal(str(error)))
             raise
+        take = self.services.get(client.service)
+        if take is None:  # there may be many of these while a broker starts, and their nodes tell the clients
+            what = f"listen for {client.service}" if self.services else "serve clients now"
+            writer.write(refusal(why := f"the leader does not {what}"))
+            raise NotServed(why)
         sock = self._detached(writer)
         try:
             sock.sendall(accepted())  # the node waits for it, so the socket has room
@@ -48,17 +56,6 @@ class PassedOn:
             sock.close()
             raise
         self.taken += 1
-
-    def _listener(self, client: Client) -> Take:
-        take = self.services.get(client.service)
-        if take is None:
-            why = (
-                f"the leader does not listen for {client.service}"
-                if self.services
-                else "the leader does not serve clients now"
-            )
-            raise Refused(why)
-        return take
 
     @staticmethod
     def _detached(writer: asyncio.StreamWriter) -> socket.socket:
