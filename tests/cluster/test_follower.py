@@ -511,19 +511,3 @@ def test_who_has_not_everything_does_not_hear_of_the_end() -> None:
     pair = following(3)
     publish(pair.leading, "late")
     assert not pair.link.leave(pair.leading.ring.next)
-
-
-def test_room_that_was_reserved_is_cut_and_not_kept() -> None:
-    """A broker that was killed has files with zeros behind its last batch. When it follows, they are no loss."""
-    pair = following(3)
-    (path,) = filter(is_segment, pair.disk.files())
-    file = pair.disk.open(path)
-    file.write_at(file.size(), [bytes(100_000)])
-    pair.begin()
-    pair.pump()
-    assert pair.own == pair.theirs and replaced(pair.disk) == {}
-    file = pair.disk.open(path)
-    file.write_at(file.size(), [bytes(1000) + b"\1"])
-    pair.begin()
-    pair.pump()
-    assert pair.own == pair.theirs and list(replaced(pair.disk)) == [path]

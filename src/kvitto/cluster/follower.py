@@ -291,7 +291,7 @@ class Follower:
             if directory:
                 continue
             file = self.disk.open(path)
-            length = filled(file)
+            length = file.size()
             name = path.encode()
             most = (PAYLOAD_BYTES_MAX - NAMED.size - len(name)) // SUM_BYTES * CHUNK_BYTES
             sums = bytearray(NAMED.pack(len(name)) + name)
@@ -665,8 +665,7 @@ class Follower:
 
     def _end_of_file(self, node: Copy, length: int) -> None:
         if node.length > length:
-            if filled(self._file(node)) > length:
-                self._keep(node, length)
+            self._keep(node, length)
             self._file(node).truncate(length)
             node.length = length
         node.original = 0
@@ -708,17 +707,6 @@ class Follower:
                 self.disk.rmtree(f"{paths.REPLACED}/{name}")
                 found = True
         return found
-
-
-def filled(file: File) -> int:
-    """Return the length of a file without zeros at its end, which are room that a broker has reserved."""
-    at = file.size()
-    while at:
-        n = min(COPY_BYTES, at)
-        if data := file.read_at(at - n, n).rstrip(b"\0"):
-            return at - n + len(data)
-        at -= n
-    return 0
 
 
 def stamp(ms: int) -> str:
