@@ -91,6 +91,7 @@ RIGHT: dict[str, Any] = {
     "DELETE /api/connections/username/{username}": {},
     "POST /api/users/bulk-delete": {"users": ["somebody"]},
     "PUT /api/cluster-name": {"name": "lund"},
+    "POST /api/cluster/transfer": {"to": "90ab12cd"},
     "PUT /api/settings/log": {"level": "info"},
     f"POST {QUEUE}/actions": {"action": "sync"},
     "DELETE /api/consumers/{vhost}/{connection}/{channel}/{tag}": {},
