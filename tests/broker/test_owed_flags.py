@@ -10,7 +10,7 @@ from kvitto.store import paths
 from kvitto.store.store import NOTED_PER_TURN, OWES_FLAGS, how_it_ended
 from tests.support.harness import BrokerHarness
 
-QUEUES = 2 * NOTED_PER_TURN + 1
+QUEUES = 5 * NOTED_PER_TURN + 1
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from kvitto.store.segment import salts
 from tests.sim.ledger import short
 from tests.sim.plan import DUE, HIDDEN, PASSING, POSTPONED
 from tests.sim.result import Result, finding
+from tests.sim.setup import settings_of
 from tests.sim.world import Found, SeededIds, SimulatedRun, hidden_queues, served, small_world
 from tests.support.simdisk import SimDisk
 
@@ -75,6 +76,10 @@ class Flips:
             vhost = harness.broker.vhosts["/"]
             self.names = {queue.log.queue_id: name for name, queue in vhost.queues.items()}
             self.names |= {queue.log.queue_id: name for name, queue in hidden_queues(harness.broker).items()}
+            self.by_policy = {
+                name: {f"x-{key}": value for key, value in settings.items()}
+                for name, settings in settings_of(harness.broker).items()
+            }
             self.before = served(harness)
 
     def run(self, flips: int) -> None:
@@ -121,7 +126,7 @@ class Flips:
         and, after damage in a settlement log, which has the counts of deliveries, have more or fewer of the damaged queue's messages.
         """
         assert set(found) == set(self.before)
-        arguments = self.world.queues.get(hit, {})
+        arguments = self.world.queues.get(hit, {}) | self.by_policy.get(hit, {})
         limited: object = hit in HIDDEN or {"x-max-length", "x-delivery-limit", "x-message-ttl"} & set(arguments)
         target = (
             str(arguments["x-dead-letter-routing-key"]) if limited and "x-dead-letter-exchange" in arguments else ""
