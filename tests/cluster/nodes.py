@@ -56,7 +56,7 @@ class Node:
         if "--tls-cert" in self.cluster.options:
             arguments += ["--tls-port", str(self.tls)]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "kvitto.cli.main", *arguments],
+            [sys.executable, "-m", self.cluster.program, *arguments],
             stdout=subprocess.PIPE,
             stderr=self.errors,
             text=True,
@@ -108,9 +108,11 @@ class Cluster:
         minimum: int = 2,
         options: Sequence[str] = (),
         known: Access = NOTHING,
+        program: str = "kvitto.cli.main",
     ) -> None:
-        """`options`: further ones of the nodes. `known`: how nodes and commands get into etcd."""
+        """`options`: further ones of the nodes. `known`: how nodes and commands get into etcd. `program`: the module that they run."""
         self.place = place
+        self.program = program
         self.etcd = etcd
         self.options = list(options)
         files = {"ca": known.ca, "cert": known.cert, "key": known.key, "user-file": known.user_file}

@@ -20,15 +20,13 @@ from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.slow
 
-PASS_S = 300.0
-"""A pass over some 70 MB takes 35 s."""
 BODY = bytes(range(256)) * 4000
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     etcd = FakeEtcd()
-    found = Cluster(tmp_path, etcd)
+    found = Cluster(tmp_path, etcd, program="tests.cluster.hasty")
     try:
         yield found
     finally:
@@ -62,14 +60,14 @@ def test_a_damaged_segment_is_got_from_a_node_that_has_it_whole(cluster: Cluster
     own = follower.data / path.relative_to(leader.data)
     assert own.read_bytes() == good
     damage(own)
-    wait_until(lambda: lines(follower, "bytes cannot be read, and with them offsets"), PASS_S, "the follower finds it")
+    wait_until(lambda: lines(follower, "bytes cannot be read, and with them offsets"), what="the follower finds it")
     wait_until(lambda: is_repaired(own, good), what="the follower has a good copy")
     cluster.wait_in_sync(3)
     assert cluster.wait_for_leader() is leader
     assert "(queue 'q' in vhost '/'); all files are compared" in follower.log()
 
     damage(path)
-    wait_until(lambda: lines(leader, "leads no more, and copies what is damaged"), PASS_S, "the leader finds it")
+    wait_until(lambda: lines(leader, "leads no more, and copies what is damaged"), what="the leader finds it")
     wait_until(lambda: is_repaired(path, good), what="the old leader has a good copy")
     cluster.wait_in_sync(3)
     other = cluster.wait_for_leader()
@@ -129,7 +127,7 @@ def test_what_is_damaged_on_all_nodes_does_not_keep_them_from_serving(cluster: C
         with segments(node)[0].open("r+b") as file:
             file.seek(80)
             file.write(b"damaged!")
-    wait_until(lambda: lines(leader, "leads no more, and copies what is damaged"), PASS_S, "it resigns")
+    wait_until(lambda: lines(leader, "leads no more, and copies what is damaged"), what="it resigns")
 
     def resigned() -> int:
         return sum(len(lines(node, "leads no more, and copies what is damaged")) for node in cluster.nodes)
@@ -141,7 +139,7 @@ def test_what_is_damaged_on_all_nodes_does_not_keep_them_from_serving(cluster: C
         since = found.log().rpartition("kvitto: elected")[2]
         return "found by verifying" in since and "leads no more" not in since and "CRITICAL" not in since
 
-    wait_until(leads_on, PASS_S, "one leads on")
+    wait_until(leads_on, what="one leads on")
     cluster.wait_in_sync(3)
     found = numbers(cluster.wait_for_leader())
     assert set(publisher.confirmed) - set(found) <= {1} and resigned() <= 6

@@ -95,6 +95,7 @@ UNCHANGING = {
     ("DELETE", "/api/exchanges/{vhost}/{name}/delayed/{message_id}"),
     ("POST", "/api/exchanges/{vhost}/{name}/delayed/{message_id}/run"),
     ("PUT", "/api/settings/log"),
+    ("POST", "/api/cluster/transfer"),
     ("POST", "/api/queues/{vhost}/{name}/actions"),
     ("DELETE", "/api/consumers/{vhost}/{connection}/{channel}/{tag}"),
     ("POST", "/api/vhosts/{vhost}/start/{node}"),
