@@ -241,11 +241,12 @@ class Recovery:
     def _read(self, base: int, entry: Entry | None) -> Segment | None:
         """Read a segment as far as a start has to. Returns None if nothing is served from it."""
         path = paths.segment(self.log.directory, base)
+        bad = paths.quarantine(self.log.directory, base)
+        owed = self.store.disk.exists(paths.copying(bad)) and not self.store.disk.exists(bad)
         file = self.store.disk.open(path)
         size = file.size()
-        segment = self.store.counted.pop(path, None)
-        if segment is None or segment.size != size or (entry is not None and entry.size > size):
-            segment = Segment(base)
+        counted = None if owed else self._counted(path, size, entry)
+        segment = counted or Segment(base)
         segment.file = file
         found = judge.segment_header(segment.file.read_at, size, self.log.queue_id, base, self.store.ending, entry)
         segment.slot = -1 if entry is None else entry.slot
@@ -266,12 +267,9 @@ class Recovery:
             # without this copy the next damage to the header could cost the segment
             log.warning("%s: the copy of the salt in the header was damaged, and is written again", path)
             segment.file.write_at(FILE_HEAD.at["salt_again"], [bytes_of(segment.salt)])
-        bad = paths.quarantine(self.log.directory, base)
-        owed = self.store.disk.exists(paths.copying(bad)) and not self.store.disk.exists(bad)
         if owed:
             self.log.quarantine(segment, "damage had been found in it")
-        if segment.size == size and not owed:
-            # all of it was verified when it came, and is synced
+        if counted is not None:
             segment.durable, segment.synced_end = segment.size, segment.end
             self._is_followed = True
         elif segment.read_footer():
@@ -279,6 +277,13 @@ class Recovery:
         else:
             self._scan(segment, owed, entry)
         return segment
+
+    def _counted(self, path: str, size: int, entry: Entry | None) -> Segment | None:
+        """Return a segment of `size` bytes that need not be read, since this process verified and synced all of it as a follower."""
+        counted = self.store.counted.pop(path, None)
+        if counted is None or counted.size != size or (entry is not None and entry.size > size):
+            return None
+        return counted
 
     def _add(self, segment: Segment) -> None:
         """Let a segment be the last one of the log."""
