@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -181,19 +181,27 @@ def damage(path: Path) -> None:
         file.write(bytes([byte ^ 1]))
 
 
-def test_a_node_that_starts_with_damage_does_not_lead_and_gets_a_good_copy(cluster: Cluster) -> None:
-    cluster.wait_in_sync(3)
-    with cluster.publisher() as publisher:
-        publisher.more(500)
+def spoil_and_start_first(cluster: Cluster, spoil: Callable[[Node], object], said: str) -> Node:
+    """Kill all nodes, and spoil the leader's files. Start it, and start the others once its log has said this. Return it."""
     leader = cluster.wait_for_leader()
     others = [node for node in cluster.nodes if node is not leader]
     for node in [leader, *others]:
         node.kill()
-    damage(segments(leader)[0])
+    spoil(leader)
     leader.start()
-    wait_until(lambda: lines(leader, "leads no more, and copies what is damaged"), what="it resigns")
+    wait_until(lambda: lines(leader, said), what=f"its log says: {said}")
     for node in others:
         node.start()
+    return leader
+
+
+def test_a_node_that_starts_with_damage_does_not_lead_and_gets_a_good_copy(cluster: Cluster) -> None:
+    cluster.wait_in_sync(3)
+    with cluster.publisher() as publisher:
+        publisher.more(500)
+    leader = spoil_and_start_first(
+        cluster, lambda node: damage(segments(node)[0]), "leads no more, and copies what is damaged"
+    )
     assert cluster.wait_for_leader() is not leader
     cluster.wait_in_sync(3)
     check(cluster, publisher.confirmed)

@@ -13,7 +13,7 @@ import pytest
 
 import kvitto
 from tests.cluster.nodes import Cluster, Node, lines, numbers
-from tests.cluster.test_elections import check, damage, segments
+from tests.cluster.test_elections import check, damage, segments, spoil_and_start_first
 from tests.crash.serve import Served
 from tests.support.etcd import FakeEtcd
 from tests.support.wait import wait_until
@@ -80,15 +80,9 @@ def test_a_wiped_leader_that_comes_up_first_does_not_lead(cluster: Cluster) -> N
     cluster.wait_in_sync(3)
     with cluster.publisher() as publisher:
         publisher.more(300)
-    leader = cluster.wait_for_leader()
-    others = [node for node in cluster.nodes if node is not leader]
-    for node in [leader, *others]:
-        node.kill()
-    shutil.rmtree(leader.data)
-    leader.start()
-    wait_until(lambda: lines(leader, "nobody leads; this node has not everything"), what="it waits")
-    for node in others:
-        node.start()
+    leader = spoil_and_start_first(
+        cluster, lambda node: shutil.rmtree(node.data), "nobody leads; this node has not everything"
+    )
     assert cluster.wait_for_leader() is not leader
     cluster.wait_in_sync(3)
     check(cluster, publisher.confirmed)
@@ -99,15 +93,9 @@ def test_a_node_on_which_no_broker_starts_lets_another_one_lead(cluster: Cluster
     cluster.wait_in_sync(3)
     with cluster.publisher() as publisher:
         publisher.more(100)
-    leader = cluster.wait_for_leader()
-    others = [node for node in cluster.nodes if node is not leader]
-    for node in [leader, *others]:
-        node.kill()
-    damage(leader.data / "definitions.log")
-    leader.start()
-    wait_until(lambda: lines(leader, "leads no more, and copies what is damaged"), what="it resigns")
-    for node in others:
-        node.start()
+    leader = spoil_and_start_first(
+        cluster, lambda node: damage(node.data / "definitions.log"), "leads no more, and copies what is damaged"
+    )
     other = cluster.wait_for_leader()
     assert other is not leader
     cluster.wait_in_sync(3)

@@ -51,6 +51,7 @@ from kvitto.wire.properties import edit_headers, join, split
 log = logging.getLogger("kvitto.broker")
 
 LOOKED_AT_ONCE = 32
+"""At a start this many queues look at their first message in one turn."""
 
 Direct = tuple[Queue, bytes, bytes, bytes | Buf, int, int]
 """A message for a queue: key, props, body, time to live in ms (-1: none), flags."""

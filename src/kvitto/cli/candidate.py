@@ -44,7 +44,7 @@ from kvitto.server.etcd import Etcd, access
 from kvitto.server.front import Front
 from kvitto.server.front_http import OwnAnswers
 from kvitto.server.lease import TTL_S, Lease, boottime
-from kvitto.server.listening import in_url
+from kvitto.server.listening import ANY_IPV4, ANY_IPV6, in_url
 from kvitto.server.node_tls import node_tls
 from kvitto.server.notify import Notify
 from kvitto.server.scrubbing import Scrubbing, place_of
@@ -63,12 +63,10 @@ WATCH_S = 1.0
 """A follower asks the register this often whether its leader still leads."""
 REST_S = 0.2
 DEFER_S = 2.0
-"""If another node is to lead next, as an operator has asked for, this one waits so long before it tries to."""
-EVERYWHERE = ("0.0.0.0", "::")
-"""Hosts that stand for all addresses of a machine, so that others cannot connect to them."""
+"""If an operator has chosen another node as the next leader, this node waits this long before it tries to lead."""
 AGAIN_MAX_S = 1.0
 DAMAGED_S = 10.0
-"""A node with damaged files tries to lead when nobody else has for this time: perhaps all others have damage, too, or are lost."""
+"""A node with damaged files tries to lead if nobody has led for this time: the others may have damage, too, or be lost."""
 
 
 def run_node(config: Config, lead: Callable[[Election], int]) -> int:
@@ -149,6 +147,7 @@ class Candidate:
         self._register: Register = register
         self._where = f"cluster {register.name} in etcd at {register.where}"
         self._notify = notify
+        self._clock = SystemClock()
         self._key = read_key(config.cluster_key) if config.cluster_key is not None else b""
         self._tls = node_tls(config)
         self._process = new_id()
@@ -159,12 +158,12 @@ class Candidate:
         self._follower: Follower | None = None
         self._scrubbing: Scrubbing | None = None
         self._free_since = time.monotonic()
-        """Since when nobody leads, as far as this node knows."""
+        """The time from which on nobody has led, as far as this node knows."""
         self._followed = ""
         """The last leader's process that has sent something."""
         self._last: Seat | None = None
         self._dead = ""
-        """The last leader's process that is known to have ended, because its machine refuses connections."""
+        """The last leader's process that is known to have ended."""
         self._heard_at = boottime()
         self._promised_until = self._heard_at + PROMISE_S
         """Until then this node does not try to lead: an earlier process of it may have promised that just before its end."""
@@ -257,7 +256,7 @@ class Candidate:
     def _stand_as(self, state: str, why: str = "") -> None:
         """Note in which state this node is, for those who ask."""
         if (state, why) != (self._standing.state, self._standing.why):
-            self._standing = replace(self._standing, state=state, why=why, since_ms=wall_ms())
+            self._standing = replace(self._standing, state=state, why=why, since_ms=self._clock.now_ms())
 
     # -- what the directory says -----------------------------------------------------------------------------------
 
@@ -310,7 +309,7 @@ class Candidate:
         follower, self._epoch = self._follower, epoch
         if follower is None:
             follower = self._follower = Follower(
-                self._disk, SystemClock(), self._key, seat.address, log.info, self._judge, self.member
+                self._disk, self._clock, self._key, seat.address, log.info, self._judge, self.member
             )
             self._scrubbing = scrub(follower)
         follower.turn_to(seat.address)
@@ -349,7 +348,7 @@ class Candidate:
         time.sleep(self._pause)
 
     def _is_dead(self, seat: Seat) -> None:
-        """Note that a leader's process has ended, because its machine refuses connections. The promise to it is void then."""
+        """Note that a leader's process has ended: it has said so, or its machine refuses connections. The promise to it is void then."""
         self._dead = seat.process
         self._promised_until = 0.0
         self._led_by(None)  # before the register is read, which may not answer
@@ -429,10 +428,10 @@ class Candidate:
         me = self.member.member
         config = self._config
         host, port = config.advertised
-        clients = f"{in_url(host if config.host in EVERYWHERE else config.host)}:{config.port}"
+        clients = f"{in_url(host if config.host in (ANY_IPV4, ANY_IPV6) else config.host)}:{config.port}"
         before = document.leader if document.leader != me else ""
         why = self._why(seen)
-        seat = Seat(me, self._process, f"{in_url(host)}:{port}", clients, wall_ms(), before, why)
+        seat = Seat(me, self._process, f"{in_url(host)}:{port}", clients, self._clock.now_ms(), before, why)
         sent = boottime()
         try:
             lease = self._register.grant(TTL_S)
@@ -470,10 +469,6 @@ class Candidate:
         if last is not None and last.process == self._dead:
             return f"the process of {leader} has ended"
         return f"{leader} has given its seat up, or its lease has ended"
-
-
-def wall_ms() -> int:
-    return int(time.time() * 1000)
 
 
 def answers(text: str, timeout_s: float = AGAIN_SILENCE_S) -> bool:

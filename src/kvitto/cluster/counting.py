@@ -1,7 +1,7 @@
-"""Verifies the batches of a follower's segments before they are stored, and counts them, so that a start of the directory need not.
+"""Verifies the batches of a follower's segments before they are stored, and counts them.
 
-What a start would find in a segment that is not sealed is noted while it is written (docs/adr/0037). Segments that were there before are
-read in the background.
+So a broker that starts on the directory need not read a segment that is not sealed yet (docs/adr/0037). Segments that the follower had
+before it was started are read in the background.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kvitto.store.segment import HEADER, Segment, header_is_valid, salts, valid_
 
 LOOK_MS = 250
 LOOK_BYTES = 32 << 20
-"""Every LOOK_MS so many bytes of segments are read that were there before."""
+"""Every LOOK_MS about this many bytes are read of segments that the follower had before it was started."""
 
 
 class Copy(Node):
@@ -34,7 +34,7 @@ class Copy(Node):
         """While files are compared: how many bytes the follower had before that are not known to be the leader's. They are kept if they are
         replaced."""
         self.learned = False
-        """Whether it is known what the file begins with, and `segment` says what has been verified of it."""
+        """Whether the header of the file has been read. If so, `segment` says what has been verified."""
         self.segment: Segment | None = None
         """The batches that have been verified and counted, None if the file is no segment, or one that is sealed or damaged."""
 
@@ -49,18 +49,18 @@ class Counting:
         """`file` opens a file of the follower."""
         self._file = file
         self._left: deque[Copy] = deque()
-        """The files that were there before, and of which it is not known whether there are batches to be counted."""
+        """The files that the follower had before it was started, and that have not been looked into yet."""
         self._looked_ms = 0
 
     def begin(self, nodes: Iterable[Copy], now_ms: int) -> None:
-        """Begin to look into files that were there before."""
+        """Begin to look into files that the follower had before it was started."""
         self._left, self._looked_ms = deque(nodes), now_ms
 
     def clear(self) -> None:
         self._left.clear()
 
     def look(self, now_ms: int) -> None:
-        """Look into some of the files that were there before, if it is time."""
+        """Look into some more of these files if LOOK_MS have passed."""
         if not self._left or now_ms - self._looked_ms < LOOK_MS:
             return
         left, self._looked_ms = LOOK_BYTES, now_ms

@@ -89,7 +89,7 @@ class Leader:
         self.on_damage: Callable[[Damage], None] = ignore
         """Called with damage in a file of this leader that differs from a follower's."""
         self.kept: dict[str, set[str]] = {}
-        """The files that are damaged here, with the members that have been told to keep what they have of them."""
+        """The files that are damaged here, each with the members that have been told to keep their own bytes."""
 
 
 class Link:
@@ -349,34 +349,38 @@ class Link:
         self.prefetch = None
 
     def _is_same(self, node: Node, path: str, at: int) -> bool:
+        data = self._chunk(node, at)
+        return self._known(path, at, data) == len(data)
+
+    def _chunk(self, node: Node, at: int) -> bytes:
         file = self.leader.disk.inner.open(node.paths[0])
         data = file.read_at(at, min(CHUNK_BYTES, node.length - at))
         file.close()
-        return self._known(path, at, data) == len(data)
+        return data
 
     def _known(self, path: str, at: int, data: bytes) -> int:
         """Return how many bytes at the beginning of a chunk the follower has too, 0 if its bytes differ."""
         secrets = self._secrets
         assert secrets is not None
-        length, sums = self._sums.get(path, (0, b""))
-        theirs = min(length - at, CHUNK_BYTES)
+        theirs = self._shared(path, at, data)
+        _, sums = self._sums.get(path, (0, b""))
         index = at // CHUNK_BYTES * SUM_BYTES
         said = sums[index : index + SUM_BYTES]
-        if theirs <= 0 or not said or theirs > len(data):
+        if not theirs or not said:
             return 0
         return theirs if chunk_sum(secrets.sums, memoryview(data)[:theirs]) == said else 0
 
     def _shared(self, path: str, at: int, data: bytes) -> int:
-        """Return how many bytes the follower has at the beginning of a chunk, 0 if they are more than this leader has."""
+        """Return how many bytes of a chunk the follower has, whatever they are; 0 if it has more of them than this leader."""
         length, _ = self._sums.get(path, (0, b""))
         theirs = min(length - at, CHUNK_BYTES)
         return theirs if 0 < theirs <= len(data) else 0
 
     def _verify(self, path: str, node: Node) -> Generator[bytes, None, list[Damage]]:
-        """Verify a file of the leader, because a part of it is another one at the follower, and either may be the damaged one.
+        """Verify a file of the leader of which the follower has a part that differs: either of them may be the damaged one.
 
-        Return the damage over which the follower's own bytes may be kept: all else in the file is the same on both sides, so it has been
-        the same file.
+        Return the damaged places at which the follower may keep its own bytes. It may if the rest of the file is the same on both sides,
+        because both files have been the same then.
         """
         done, found = 0, list[Damage]()
 
@@ -394,9 +398,7 @@ class Link:
             self.prefetch = node.paths[0], at
             yield b""
             if node.paths and not doubted(found, at, CHUNK_BYTES):
-                file = self.leader.disk.inner.open(node.paths[0])
-                data = file.read_at(at, min(CHUNK_BYTES, node.length - at))
-                file.close()
+                data = self._chunk(node, at)
                 if self._shared(path, at, data) and not self._known(path, at, data):
                     return []
             at += CHUNK_BYTES
@@ -453,9 +455,7 @@ class Link:
                 return
             data = b""
             if at < node.length:
-                file = self.leader.disk.inner.open(node.paths[0])
-                data = file.read_at(at, min(CHUNK_BYTES, node.length - at))
-                file.close()
+                data = self._chunk(node, at)
                 known = self._known(path, at, data)
                 theirs = self._shared(path, at, data)
                 if theirs and not known and holes is None:

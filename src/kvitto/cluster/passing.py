@@ -22,14 +22,14 @@ from kvitto.cluster.records import StreamError
 MAGIC = b"KVITPAS1"
 VERSION = 1
 PASSING = b"passing"
-"""The side of a node that passes connections on, in proofs. A proof of a follower is none of such a node."""
+"""Stands in proofs for a node that passes connections on, so that the proof of a follower cannot be used as one of such a node."""
 AMQP, AMQPS, HTTP, HTTPS = SERVICES = "amqp", "amqps", "http", "https"
 HOST_MAX = 100
 PORT_MAX = 65535
 
 
 class Elsewhere(NamedTuple):
-    """The address of a client at another node, to which it has connected."""
+    """The address of a client that has connected to another node, as that node sees it."""
 
     host: str
     port: int
@@ -44,7 +44,7 @@ class Client:
 
 
 class Passing:
-    """The node's side of one connection."""
+    """What the node says that passes a client's connection on."""
 
     def __init__(self, key: bytes, cluster: str, client: Client) -> None:
         self._key = key
@@ -66,7 +66,7 @@ class Passing:
 
 
 class Passed:
-    """The leader's side of one connection."""
+    """What the leader says to a node that passes a client's connection on."""
 
     def __init__(self, key: bytes, cluster: str) -> None:
         self._key = key

@@ -77,8 +77,8 @@ class Seat:
     """Why there was an election."""
 
     def encoded(self) -> str:
-        """Return it as text. What an earlier Kvitto does not know is left out if it is not known: a seat that was read is written the same
-        way again, since it is compared with what etcd holds."""
+        """Return the seat as text. Fields of LATER that have no value are left out, so that the seat of an earlier Kvitto becomes the same
+        text again: it is compared with what etcd holds."""
         later = {name: getattr(self, name) for name in LATER if getattr(self, name)}
         return json.dumps({name: value for name, value in asdict(self).items() if name not in LATER} | later)
 

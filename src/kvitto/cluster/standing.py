@@ -23,11 +23,11 @@ class Standing:
     document: Document | None = None
     """What the register said last."""
     seat: Seat | None = None
-    """Who leads, None if nobody does that is known."""
+    """The seat of the leader, None if this node knows of no leader."""
     state: str = WAITING
     """following, comparing or waiting."""
     since_ms: int = 0
-    """Since when that is so."""
+    """The time from which on it has been in this state."""
     why: str = ""
     """Why it waits."""
 

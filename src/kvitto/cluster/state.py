@@ -48,7 +48,7 @@ class Following:
     member: str = field(default_factory=new_id)
     """The name of this directory, made with it: a copy of it that follows at the same time is found out."""
     damage: str = ""
-    """What is damaged here and has not been got from a leader yet, in words. Others should lead."""
+    """What is damaged here, in words, until a leader has sent a good copy. Until then another node should lead."""
 
 
 def read_history(disk: Disk) -> list[str]:
@@ -94,8 +94,8 @@ class Member:
     """The damage because of which this node has given up the lead lately, with the time in ms."""
 
     def has_resigned(self, damage: str, now_ms: int) -> bool:
-        """Return whether this node has given up the lead because of this damage a short time ago, and so nobody had a better copy; or for
-        so much damage that it cannot go on like that."""
+        """Return whether this node should not give up the lead because of this damage. That is so if it has done so within RESIGNED_MS, and
+        nobody had a better copy, or if it has given up the lead RESIGNED_MAX times in that time."""
         late = self._lately(now_ms)
         return damage in late or len(late) >= RESIGNED_MAX
 

@@ -1,7 +1,7 @@
-"""TLS over asyncio's streams of a connection that is open already. `followers.py` calls it.
+"""Adds TLS to a connection that asyncio's streams already read and write. `followers.py` calls it.
 
-asyncio's own TLS drops the alert that tells a peer why it is refused, and says nothing itself. This one sends the alert, looks at the first
-byte before anything else, so that a peer without TLS is answered in words, and bounds the time and the bytes of a handshake.
+asyncio's own TLS may drop the alert that tells a peer why it is refused. This class sends the alert before it gives up. It looks at the
+first byte before anything else, so that a peer without TLS gets an answer in words.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from kvitto.server.node_tls import NODES, TLS_RECORD, why_not_follower
 
 READ_BYTES = 64 << 10
 LINGER_S = 1.0
-"""A peer that is refused has this time to read why, before a close could take the words away."""
+"""A peer that is refused has this time to read the reason before the connection is closed."""
 PLAIN = f"this leader speaks TLS only: start the follower with {NODES}-cert, {NODES}-key and {NODES}-ca"
 
 
 class Encrypted:
-    """Reads and writes as the streams do, with TLS below."""
+    """Has the methods of asyncio's streams, and encrypts what goes through them."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, context: ssl.SSLContext) -> None:
         self._reader = reader

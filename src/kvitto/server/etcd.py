@@ -56,7 +56,7 @@ REFUSED = (3, NO_RIGHT, 12, NO_TOKEN)
 """Codes of gRPC that mean that the same call fails again: wrong argument, not allowed, not known, not authenticated."""
 NO_USERS = "authentication is not enabled"
 STALE = ("user name is empty", "auth store is old")
-"""Parts of what etcd says, beside NO_TOKEN, when a login is missing or has ended."""
+"""If a login is missing or has ended, etcd answers with NO_TOKEN, or with a text that has one of these parts."""
 NO_SUCH_CALL = 404
 LOGIN = "/v3/auth/authenticate"
 USER_BYTES_MAX = 1024
@@ -64,7 +64,7 @@ USER_BYTES_MAX = 1024
 
 @dataclass(frozen=True)
 class Access:
-    """By what etcd and this node know each other."""
+    """The certificates and the user with which a node connects to etcd."""
 
     ca: Path | None = None
     """The authorities of etcd's certificates, None: those that this machine trusts."""
@@ -81,7 +81,7 @@ Endpoint = tuple[str, str, int]
 
 
 class Unsent(Exception):
-    """An endpoint cannot be asked, and has not been. `denied`: it would not be another time, before somebody has mended it."""
+    """An endpoint could not be asked, so nothing has been sent. `denied`: another try will fail, too, until an operator has mended it."""
 
     def __init__(self, text: str, denied: bool = False) -> None:
         super().__init__(text)
@@ -89,7 +89,7 @@ class Unsent(Exception):
 
 
 class NoUsers(Exception):
-    """There is nothing to log in to: etcd lets everybody in."""
+    """etcd has no users, and lets everybody in."""
 
 
 class Stale(Exception):
@@ -111,7 +111,7 @@ class Etcd:
         self._leader = f"kvitto/{name}/leader"
         self._user_file = access.user_file
         self._token: str | None = None
-        """What a login has given, "" if etcd has no users, None before a login."""
+        """The token that the last login has brought, "" if etcd has no users, None before a login."""
         self._tls = self._renewed(access)
         if self._user_file is not None:
             user_in(self._user_file)
@@ -217,7 +217,7 @@ class Etcd:
         raise Unanswered(f"etcd does not answer: {why or 'no time left'}")
 
     def _asked(self, endpoint: Endpoint, path: str, body: dict[str, Any], deadline: float) -> dict[str, Any]:
-        """Ask one endpoint, with a login if there is a user. A login that has ended is made once more."""
+        """Ask one endpoint, with a login if there is a user. If the login has ended, log in once more."""
         try:
             return self._exchange(endpoint, path, body, deadline, self._login(endpoint, deadline))
         except Stale as error:
@@ -361,7 +361,7 @@ def understood() -> Iterator[None]:
 
 
 def access(config: Config) -> Access:
-    """Return how the settings of a node say that it gets into etcd."""
+    """Return with what a node connects to etcd, as its settings say."""
     return Access(config.etcd_ca, config.etcd_cert, config.etcd_key, config.etcd_user_file)
 
 
@@ -416,7 +416,7 @@ def with_tls(sock: socket.socket, context: ssl.SSLContext, host: str, deadline: 
 
 
 class Bounded:
-    """As much of a socket as `http.client` uses. Everything has to be done before one moment."""
+    """The methods of a socket that `http.client` uses. All of them raise TimeoutError after the same deadline."""
 
     def __init__(self, sock: socket.socket, deadline: float) -> None:
         self._sock = sock

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
+from kvitto.base.clock import SystemClock
 from kvitto.base.config import Config, address
 from kvitto.base.errors import StoreError
 from kvitto.cluster.gate import Count, Enough, Gate, acknowledged, few, in_sync
@@ -28,7 +29,7 @@ from kvitto.cluster.ring import Ring, nothing
 from kvitto.cluster.state import begin_history
 from kvitto.cluster.tapping import TapDisk
 from kvitto.server.encrypted import Encrypted
-from kvitto.server.listening import bind, in_url
+from kvitto.server.listening import bind, in_url, without_delay
 from kvitto.server.node_tls import node_tls
 from kvitto.server.passed import NotServed, PassedOn, exactly
 from kvitto.server.tenure import Deposed, Election, Tenure
@@ -40,8 +41,8 @@ log = logging.getLogger("kvitto")
 
 LINKS_MAX = 16
 BEGINNERS_MAX = 64
-"""At most so many connections are there that have not proved yet that they have the key. One more ends the oldest one. Each node begins at
-most four at a time to pass clients on."""
+"""At most this many connections may be open that have not proved yet that they have the key. If one more comes, the oldest of them is
+closed. Each node opens at most four at a time for its clients."""
 READ_BYTES = 64 << 10
 BUFFER_BYTES = 1 << 20
 HANDSHAKE_S = 10.0
@@ -63,7 +64,7 @@ GONE_S = 1.0
 """A follower that connects again replaces its old connection if nothing has come over that one for this time. The machine of the follower
 may have lost its power, and then the system still takes the old connection for a good one."""
 MARKS_MAX = 2400
-"""Lags of up to ten minutes are told in milliseconds; longer ones are at least so long."""
+"""A lag of more than ten minutes is shown as one of ten minutes."""
 AWAY_KEPT_MS = 24 * 3600 * 1000
 """A node that has been away for this time is forgotten: it may have been replaced by one with an empty directory."""
 SLOW_BYTES = 16 << 20
@@ -121,6 +122,7 @@ class Followers:
             self._leader.may_be_cut = self.tenure.membership.may_be_cut
         self.passed = PassedOn(key, self._leader.cluster) if election is not None else None
         """Takes clients' connections that other nodes of the cluster pass on."""
+        self._clock = SystemClock()
         self.port = 0
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._wakes: dict[Link, asyncio.Event] = {}
@@ -138,13 +140,13 @@ class Followers:
         self._serving: dict[Link, asyncio.Task[None] | None] = {}
         """The task that serves each connection."""
         self._marks: deque[tuple[int, float]] = deque(maxlen=MARKS_MAX)
-        """The places that were the stream's next ones at some times, and these times."""
+        """Some times, each with the place that was the stream's next one then. It shows how old a record is."""
         self._since_ms: dict[Link, int] = {}
-        """Since when each connection has been in its state."""
+        """The time at which each connection has got into its state."""
         self.away: dict[str, int] = {}
-        """The nodes of the cluster that are not connected, and since when."""
+        """The nodes of the cluster that are not connected, each with the time at which it was last."""
         if election is not None:
-            self.away = dict.fromkeys(set(election.document.members) - {election.member}, wall_ms())
+            self.away = dict.fromkeys(set(election.document.members) - {election.member}, self._clock.now_ms())
         self._reached = 0
         """How many bytes of the stream enough followers have acknowledged."""
         self.given_up = False
@@ -165,12 +167,12 @@ class Followers:
         return [link for link in self._leader.links if link.member]
 
     def on_damage(self, found: Callable[[Damage], None]) -> None:
-        """Have damage told of that is found when files differ from a follower's."""
+        """Call `found` with damage of this leader's files that is found while they are compared with a follower's."""
         self._leader.on_damage = found
 
     @property
     def kept(self) -> dict[str, set[str]]:
-        """The files that are damaged here, with the followers that have kept what they have of them."""
+        """The files that are damaged here, each with the followers that have been told to keep their own bytes."""
         return self._leader.kept
 
     def begin(self, commits: GroupCommit) -> None:
@@ -248,7 +250,7 @@ class Followers:
         return link.state == "following" and self._silent_s(link) < SILENT_S
 
     def lag_ms(self, link: Link) -> int | None:
-        """Return how old that is at most which a follower has not synced, to a quarter of a second; None while it compares files."""
+        """Return the age of the oldest record that a follower has not synced, to a quarter of a second; None while it compares files."""
         if link.lag_bytes is None:
             return None
         if link.acknowledged >= self.ring.next or not self._marks:
@@ -257,7 +259,7 @@ class Followers:
         return int((time.monotonic() - since) * 1000)
 
     def since_ms(self, link: Link) -> int:
-        """Return since when a connection has been in its state."""
+        """Return the time at which a connection has got into its state, 0 if that is not known."""
         return self._since_ms.get(link, 0)
 
     @property
@@ -365,7 +367,9 @@ class Followers:
         self._shown += 1
         if self._shown * TIME_S >= SHOW_S:
             self._shown = 0
-            self.away = {name: since for name, since in self.away.items() if wall_ms() - since < AWAY_KEPT_MS}
+            self.away = {
+                name: since for name, since in self.away.items() if self._clock.now_ms() - since < AWAY_KEPT_MS
+            }
             for link in self.links:
                 if (lag := link.lag_bytes) is None:
                     log.info("follower %s is %s: %d of %d files", link.where, link.state, link.files_done, link.files)
@@ -433,7 +437,7 @@ class Followers:
         receiving: asyncio.Task[None] | None = None
         try:
             set_up(writer)
-            first = await asyncio.wait_for(exactly(reader, len(PASSING_MAGIC)), HANDSHAKE_S)
+            first = await asyncio.wait_for(exactly(reader.read, len(PASSING_MAGIC)), HANDSHAKE_S)
             if first == PASSING_MAGIC and self.passed is not None:
                 await asyncio.wait_for(self.passed.take(reader, writer), HANDSHAKE_S)
                 return
@@ -469,7 +473,7 @@ class Followers:
             self._received_at.pop(link, None)
             self._since_ms.pop(link, None)
             if link.member and self.tenure is not None and all(o.member != link.member for o in self.links):
-                self.away[link.member] = wall_ms()
+                self.away[link.member] = self._clock.now_ms()
             del self._serving[link]
             del self._wakes[link]
             writer.close()
@@ -508,13 +512,9 @@ class Followers:
             if link.state != state:
                 state = link.state
                 log.info("follower %s is %s", link.where, state)
-                self._since_ms[link] = wall_ms()
+                self._since_ms[link] = self._clock.now_ms()
                 self.away.pop(link.member, None)
                 self._look_at_members()
-
-
-def wall_ms() -> int:
-    return int(time.time() * 1000)
 
 
 def synced_bytes(links: Iterable[Link]) -> dict[str, int]:
@@ -527,8 +527,7 @@ def set_up(writer: asyncio.StreamWriter) -> None:
     sock = writer.get_extra_info("socket")
     if sock is None:
         return
-    # asyncio does this only for sockets that were made with the number of their protocol
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    without_delay(sock)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_MS)
 

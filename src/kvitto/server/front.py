@@ -2,8 +2,8 @@
 
 It has a thread and an event loop of its own, so that the thread that applies the leader's stream never waits for a client. A connection
 costs two descriptors and, while its peer does not read, at most BUFFER_BYTES in each direction; the other side is not read meanwhile.
-A few HTTP paths the node answers itself (`front_http.py`). Whom it passes connections to says `lead_by`: when another leader is named, or
-none, the connections to the one before end at once.
+The node answers a few HTTP paths itself (`front_http.py`). `lead_by` says who the leader is: when it names another one, or none, the
+connections to the leader before end at once.
 """
 
 from __future__ import annotations
@@ -13,17 +13,19 @@ import logging
 import socket
 import threading
 from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol
 
 from kvitto.base import limits
 from kvitto.base.config import Config, address
 from kvitto.base.process import files_reserve, open_files_max
-from kvitto.cluster.handshake import LENGTH_BYTES, Refused
-from kvitto.cluster.passing import AMQP, AMQPS, HTTP, HTTPS, Client, Elsewhere, Passing, decoded, length_of
+from kvitto.cluster.handshake import Refused
+from kvitto.cluster.passing import AMQP, AMQPS, HTTP, HTTPS, Client, Elsewhere, Passing
 from kvitto.cluster.records import StreamError
 from kvitto.cluster.register import Seat
 from kvitto.server.acceptor import Acceptor
-from kvitto.server.listening import in_url, resolve
+from kvitto.server.listening import in_url, resolve, without_delay
+from kvitto.server.passed import message
 
 log = logging.getLogger("kvitto")
 
@@ -73,7 +75,7 @@ class Front:
         self._error: OSError | None = None
         self._thread = threading.Thread(target=self._run, name="kvitto-front", daemon=True)
 
-    # -- the node's calls ------------------------------------------------------------------------------------------
+    # -- called by the node's own thread ---------------------------------------------------------------------------
 
     def start(self) -> None:
         """Listen. Raise OSError if that is not possible; its `filename` says where."""
@@ -227,23 +229,14 @@ class Front:
 
     async def _begin(self, sock: socket.socket, client: Client) -> None:
         passing = Passing(self._key, self._cluster, client)
-        await self._loop.sock_sendall(sock, passing.hello())
-        await self._loop.sock_sendall(sock, passing.names(await self._message(sock)))
-        if (await self._message(sock)).get("passed") is not True:
-            raise StreamError("an answer that cannot be read")
-
-    async def _message(self, sock: socket.socket) -> dict[str, Any]:
-        head = await self._exactly(sock, LENGTH_BYTES)
-        return decoded(head, await self._exactly(sock, length_of(head)))
-
-    async def _exactly(self, sock: socket.socket, count: int) -> bytes:
-        data = b""
-        while len(data) < count:
-            more = await self._loop.sock_recv(sock, count - len(data))
-            if not more:
-                raise StreamError("it has closed the connection")
-            data += more
-        return data
+        read = partial(self._loop.sock_recv, sock)
+        try:
+            await self._loop.sock_sendall(sock, passing.hello())
+            await self._loop.sock_sendall(sock, passing.names(await message(read)))
+            if (await message(read)).get("passed") is not True:
+                raise StreamError("an answer that cannot be read")
+        except EOFError:
+            raise StreamError("it has closed the connection") from None
 
 
 class Unreached(Exception):
@@ -251,10 +244,10 @@ class Unreached(Exception):
 
 
 class Pair:
-    """A client's connection and the one to the leader that stands for it."""
+    """A client's connection, and the connection to the leader over which its bytes are passed on."""
 
     def __init__(self, pairs: dict[Pair, None], seat: Seat, box: memoryview, loop: asyncio.AbstractEventLoop) -> None:
-        """`pairs`: where it is while it lasts. `box`: memory for one read, which all connections share."""
+        """`pairs`: all that exist; this one is among them until it has ended. `box`: memory for one read, which all connections share."""
         self.seat = seat
         self._pairs = pairs
         self._loop = loop
@@ -281,7 +274,7 @@ class Pair:
         self.leader.go()
 
     def ended(self, end: End) -> None:
-        """One side has closed its direction: so does the other one, behind what is left."""
+        """One side sends nothing more: tell the other side so, behind the bytes that are left."""
         if end.other.eof:
             self.client.transport.close()
             self.leader.transport.close()
@@ -308,7 +301,7 @@ class Pair:
 
 
 class End(asyncio.BufferedProtocol):
-    """One of both connections of a pair. What it reads the other one sends."""
+    """One of the two connections of a pair. The other one sends what this one reads."""
 
     other: End
     transport: Any
@@ -369,12 +362,6 @@ async def connected(loop: asyncio.AbstractEventLoop, host: str, port: int) -> so
         else:
             return sock
     raise why
-
-
-def without_delay(sock: socket.socket) -> None:
-    """Send small writes at once. asyncio does this only for sockets that were made with the number of their protocol."""
-    if sock.family in (socket.AF_INET, socket.AF_INET6):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def nothing() -> None:

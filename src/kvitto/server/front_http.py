@@ -38,7 +38,7 @@ WHO_BYTES_MAX = 64 << 10
 RETRY_AFTER_S = 1
 KNOWN_MAX = 16
 KNOWN_S = 3600.0
-"""While nobody leads, logins are taken that the leader has taken in the time before: then above all somebody wants to read the metrics."""
+"""While nobody leads, a login is accepted that the leader has accepted within this time: that is when the metrics are needed most."""
 
 
 class OwnAnswers:
@@ -49,7 +49,7 @@ class OwnAnswers:
         self._standing = standing
         self._salt = secrets.token_bytes(16)
         self._known: dict[bytes, float] = {}
-        """Logins that the leader has taken, as digests, each with its time."""
+        """Digests of logins that the leader has accepted, each with the time at which it did."""
         self._started_s = time.time()
 
     async def begin(self, front: Front, sock: socket.socket, where: Elsewhere) -> bytes | None:

@@ -19,6 +19,12 @@ def in_url(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
+def without_delay(sock: socket.socket) -> None:
+    """Send small writes at once. asyncio does this only for sockets that were made with the number of their protocol."""
+    if sock.family in (socket.AF_INET, socket.AF_INET6):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
 async def bind(hosts: Sequence[str], port: int) -> list[socket.socket]:
     """Return bound sockets that do not listen yet. Port 0 picks a port that is free on all of them. OSError names an
     address that cannot be used.

@@ -62,7 +62,7 @@ class Renewed:
 
 
 class NodeTls:
-    """What a node shows the others, and by what it knows them."""
+    """The certificate that a node shows the other nodes, and the authorities whose certificates it accepts from them."""
 
     def __init__(self, cert: Path, key: Path, ca: Path) -> None:
         """Raises ConfigError if the files cannot be used."""

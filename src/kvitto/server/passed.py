@@ -7,22 +7,21 @@ socket belongs to the listener, as if the client had connected there from the ad
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from kvitto.cluster.handshake import LENGTH_BYTES, Refused
 from kvitto.cluster.passing import Passed, accepted, decoded, length_of, refusal
 
-log = logging.getLogger("kvitto")
-
+Read = Callable[[int], Awaitable[bytes]]
+"""Reads at most so many bytes, and returns b"" at the end."""
 Take = Callable[[socket.socket, Any], object]
 """Takes a client's socket, and its address, as a listener does that has accepted it."""
 
 
 class NotServed(Refused):
-    """A client comes while nobody listens."""
+    """A client's connection comes while this broker does not listen for clients."""
 
 
 class PassedOn:
@@ -30,16 +29,16 @@ class PassedOn:
         self._key = key
         self._cluster = cluster
         self.services: dict[str, Take] = {}
-        """The listeners of this broker. While it starts or ends there are none."""
+        """The listeners of this broker by service. There are none while it starts or ends."""
         self.taken = 0
         """The number of connections that have come by way of other nodes."""
 
     async def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Take over a connection behind its magic. Raises Refused, StreamError, EOFError or OSError; then it is of no use."""
+        """Take a connection over whose magic has been read. Raises Refused, StreamError, EOFError or OSError if it cannot be used."""
         passed = Passed(self._key, self._cluster)
         try:
-            writer.write(passed.greet(await message(reader)))
-            client = passed.client(await message(reader))
+            writer.write(passed.greet(await message(reader.read)))
+            client = passed.client(await message(reader.read))
         except Refused as error:
             writer.write(refusal(str(error)))
             raise
@@ -59,7 +58,7 @@ class PassedOn:
 
     @staticmethod
     def _detached(writer: asyncio.StreamWriter) -> socket.socket:
-        """Return the socket of a connection, which asyncio knows no more. The node sends nothing before it has got an answer."""
+        """Take the socket of a connection away from asyncio. No byte is lost, as the node sends nothing before it has got an answer."""
         transport: Any = writer.transport
         transport.pause_reading()
         found: socket.socket = writer.get_extra_info("socket").dup()
@@ -67,17 +66,17 @@ class PassedOn:
         return found
 
 
-async def message(reader: asyncio.StreamReader) -> dict[str, Any]:
+async def message(read: Read) -> dict[str, Any]:
     """Read one message. Raises EOFError, StreamError or Refused."""
-    head = await exactly(reader, LENGTH_BYTES)
-    return decoded(head, await exactly(reader, length_of(head)))
+    head = await exactly(read, LENGTH_BYTES)
+    return decoded(head, await exactly(read, length_of(head)))
 
 
-async def exactly(reader: asyncio.StreamReader, count: int) -> bytes:
+async def exactly(read: Read, count: int) -> bytes:
     """Read so many bytes, and none behind them. Raises EOFError."""
     data = b""
     while len(data) < count:
-        more = await reader.read(count - len(data))
+        more = await read(count - len(data))
         if not more:
             raise EOFError
         data += more

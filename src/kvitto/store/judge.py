@@ -65,9 +65,9 @@ class Ending:
     of_backup: bool = False
     """The directory is a backup that no broker has started on. All its files are complete, as they were while a broker ran."""
     owes_flags: bool = False
-    """A start before had not yet noted everywhere which messages may have been delivered."""
+    """After the last power cut or damage not all settlement logs had been told which messages may have been delivered."""
     synced: bool = False
-    """This process has kept the directory as a follower, and has synced all that is in it."""
+    """All files in the directory are synced, because this process has been a follower until now, and has synced them itself."""
 
     @property
     def in_doubt(self) -> bool:

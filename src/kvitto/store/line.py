@@ -50,11 +50,19 @@ def lines(data: bytes, path: str) -> Iterator[Line]:
         at = after
 
 
+def is_whole(line: bytes) -> bool:
+    """Return whether a line is complete and fits its checksum."""
+    text = line[DIGITS + 1 : -1]
+    if line[DIGITS : DIGITS + 1] != b" " or line[-1:] != b"\n":
+        return False
+    return xxhash.xxh3_64_hexdigest(text).encode() == line[:DIGITS]
+
+
 def _parse(line: bytes, path: str) -> dict[str, Any] | None:
     """Return the change that a line describes, None if the line does not verify."""
-    digest, text = line[:DIGITS], line[DIGITS + 1 : -1]
-    if line[DIGITS : DIGITS + 1] != b" " or line[-1:] != b"\n" or xxhash.xxh3_64_hexdigest(text).encode() != digest:
+    if not is_whole(line):
         return None
+    text = line[DIGITS + 1 : -1]
     try:
         change = json.loads(text)
         known = change["op"] in ("put", "delete") and isinstance(change["durable"], int)

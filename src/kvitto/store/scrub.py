@@ -36,21 +36,22 @@ from kvitto.store import inventory, paths, slot
 from kvitto.store.batch import BatchHeader
 from kvitto.store.disk import Disk, File
 from kvitto.store.inventory import Sizes
-from kvitto.store.line import DIGITS, owned
+from kvitto.store.line import DIGITS, is_whole, owned
 from kvitto.store.segment import FOOTER_LEAST, HEADER, footer_length, footer_position, foreign, header_is_valid, salts
 from kvitto.store.store import FORMAT, WITHOUT_INVENTORY
 
 PIECE = 64 << 10
 """A step reads about this many bytes."""
 FRAME_COST = 2 << 10
-"""The least that a batch, a block or a record counts for, because the time that a small one takes does not depend on its size."""
+"""The least cost of a batch, a block or a record: the time that a small one takes does not depend on its size."""
 FILE_COST = PIECE
 AGAIN_COST = 2 << 20
-"""What the pause before another look counts for."""
+"""The cost that stands for the pause before a second look."""
 SEARCHED_MAX = 1 << 30
-"""A search for what follows damage checks at most so many bytes: a body may be full of what begins like a batch and is none."""
+"""Behind damage at most this many bytes are checked for a frame that verifies: a body may be full of bytes that look like the beginning
+of one."""
 COMPARED = 4096
-"""Damage is the same at another look if so many bytes of it are."""
+"""A second look takes damage for the same if this many bytes at its beginning are the same."""
 
 Steps = Generator[int, None, "list[Damage]"]
 """Yields what each step has cost, in bytes, and returns what has been found."""
@@ -66,7 +67,7 @@ class Damage:
     text: str
     offsets: tuple[int, int] | None = None
     content: int = 0
-    """A checksum of its beginning, by which another look knows it again."""
+    """A checksum of its beginning, by which a second look recognises it."""
 
     def __str__(self) -> str:
         lost = f", and with them offsets {self.offsets[0]} to {self.offsets[1] - 1}" if self.offsets else ""
@@ -88,7 +89,7 @@ class Source:
         self.is_sealed = False
         """Whether nothing is written to the file any more."""
         self.may_pass_cache = True
-        """Whether to read from the device what the system's cache has of such a file, too."""
+        """Whether such a file is read from the device even where the system's cache has it."""
         self._file = file
         fd = file.fileno()
         if fd >= 0 and hasattr(os, "posix_fadvise"):
@@ -122,7 +123,7 @@ class Source:
 
 
 def read_quietly(file: File, at: int, n: int, past_cache: bool) -> bytes:
-    """Read a piece, and leave the system's cache as it was. `past_cache`: have what is in the cache read from the device again."""
+    """Read a piece, and leave the system's cache as it was. `past_cache`: read from the device even if the cache has the piece."""
     fd, buffer = file.fileno(), bytearray(n)
     if fd < 0 or not hasattr(os, "RWF_NOWAIT"):
         return file.read_at(at, n)
@@ -183,7 +184,7 @@ HEAD_MOST = max(BATCH.size, BLOCK.size, RECORD.size)
 
 
 class Hole(NamedTuple):
-    """Bytes that hold no frame that verifies, and the offsets between those of the frames before and behind."""
+    """Bytes in which no frame verifies, and the offsets that are missing between the frames before and behind them."""
 
     at: int
     until: int
@@ -196,11 +197,11 @@ class Walk:
 
     def __init__(self, source: Source, form: Form, seed: int, at: int, until: int, first: int = 0) -> None:
         self.holes: list[Hole] = []
-        """What lies before frames that verify, and does not."""
+        """The places that do not verify, each with a frame behind it that does."""
         self.end_at = at
-        """Where the last frame ends that verifies."""
+        """The position behind the last frame that verifies."""
         self.end = first
-        """The end of its offsets."""
+        """The offset behind those of that frame."""
         self.count = 0
         """How many offsets the frames hold."""
         self.searched = 0
@@ -480,7 +481,7 @@ def _journal(_disk: Disk, source: Source, sizes: Sizes) -> Steps:
 
 
 def _lines(source: Source) -> Iterator[tuple[int, bytes]]:
-    """Yield the position of each line, with the line. A step has cost its length."""
+    """Yield the position of each line, and the line."""
     at = 0
     while at < source.size:
         n = PIECE
@@ -495,19 +496,10 @@ def _lines(source: Source) -> Iterator[tuple[int, bytes]]:
         at += len(line)
 
 
-def _is_whole(line: bytes) -> bool:
-    text = line[DIGITS + 1 : -1]
-    return (
-        line[-1:] == b"\n"
-        and line[DIGITS : DIGITS + 1] == b" "
-        and xxhash.xxh3_64_hexdigest(text).encode() == line[:DIGITS]
-    )
-
-
 def _definitions(_disk: Disk, source: Source, _sizes: Sizes) -> Steps:
     found, cost = list[Damage](), 0
     for at, line in _lines(source):
-        if not _is_whole(line):
+        if not is_whole(line):
             text = f"a line of {len(line)} bytes is damaged: no broker would start here"
             found.append(_damage(source, at, at + len(line), text))
         cost += max(len(line), FRAME_COST)
@@ -576,7 +568,7 @@ class Pass:
     """One look at all files of a data directory."""
 
     def __init__(self, disk: Disk, tell: Callable[[Damage, str], None]) -> None:
-        """`tell` gets what is damaged for certain, and whose it is, as words for people."""
+        """`tell` is called with what is damaged for certain, and with the owner of the file in words."""
         self._disk = disk
         self._tell = tell
         self._known: dict[tuple[int, str, int], Sizes] = {}
@@ -626,7 +618,7 @@ class Pass:
                     yield f"{top}/{queue_id}/{name}", (kind, queue_id, paths.base_of(name))
 
     def _owner(self, path: str) -> Generator[int, None, str]:
-        """Return whose file it is, as the definitions say; "" if they do not."""
+        """Return to which queue or exchange a file belongs, in words; "" if the definitions do not say so."""
         parts, whose = path.split("/"), ""
         if len(parts) < 3 or not self._disk.exists(paths.DEFINITIONS):
             return ""
@@ -634,7 +626,7 @@ class Pass:
         try:
             for _, line in _lines(Source(file, paths.DEFINITIONS)):
                 yield max(len(line), FRAME_COST)
-                if wanted in line and _is_whole(line):
+                if wanted in line and is_whole(line):
                     whose = _whose(json.loads(line[DIGITS + 1 :]), parts[1]) or whose
         except Changed:
             pass

@@ -14,9 +14,9 @@ cdef class Store:
     cdef public GroupCommit commits
     cdef public Inventory inventory
     cdef public Room room
-    cdef public bint faulty, pressed, upgrading, _naming
+    cdef public bint faulty, pressed, upgrading, ended_in_order, _naming, _boot_owes_flags, _flags_noted
     cdef public unsigned long long _written_out
-    cdef public dict blocked_drops, leaving
+    cdef public dict blocked_drops, leaving, owed_flags
 
     cpdef bint enter(self, Log log_, Segment segment) except? 0
     cpdef bint has_work(self) except -1

@@ -153,8 +153,8 @@ class Store:
     def __init__(
         self, disk: Disk, clock: Clock, *, sync: bool = True, counted: dict[str, Segment] | None = None
     ) -> None:
-        """`counted`: the directory has been a follower's, which has synced all of it, and has verified and counted the batches of these
-        segments, by path.
+        """`counted`: the segments whose batches this process has verified and counted as a follower, by path. The whole directory is synced
+        then. None: this process has not been a follower.
         """
         self.disk = disk
         self.clock = clock
@@ -184,11 +184,13 @@ class Store:
         self.ending = Ending(True, True, False)
         """How the last owner left the directory."""
         self.counted = counted if counted is not None else {}
+        """What a start has not taken yet of these segments."""
         self._has_followed = counted is not None
         self.owed_flags: dict[Log, int] = {}
-        """The logs whose files have still to say that the messages below this offset may have been delivered. `boot` says it until then."""
+        """The logs whose files do not say yet that the messages below this offset may have been delivered. Until they do `boot` says it for
+        all logs."""
         self._boot_owes_flags = self._flags_noted = False
-        """Whether `boot` says so, and whether the files did when the latest full sync began."""
+        """Whether `boot` says that, and whether all files said it when the latest full sync began."""
         self.inventory = Inventory(disk)
         self.upgrading = False
         """Whether the directory has the format before this one. The end of the start changes that."""
@@ -410,8 +412,7 @@ class Store:
             and self.definitions.compaction is None
         ):
             return False
-        may_note = bool(self.owed_flags) and not self.room.short
-        return self.removals.may_go_on or bool(self.copies.waiting) or self.compacting or may_note
+        return self.removals.may_go_on or bool(self.copies.waiting) or self.compacting or self.may_note
 
     def work(self) -> None:
         """Do what one turn may of the work that nobody waits for: unlink files, copy segments, rewrite definitions."""
@@ -421,8 +422,13 @@ class Store:
             self._copy_some()
         if self.compacting:
             self.compact_some()
-        if self.owed_flags and not self.room.short:
+        if self.may_note:
             self._note_doubts(NOTED_PER_TURN)
+
+    @property
+    def may_note(self) -> bool:
+        """Whether there are files that have to say which messages may have been delivered, and room for that."""
+        return bool(self.owed_flags) and not self.room.short
 
     def _note_doubts(self, most: int) -> None:
         """Have the files of so many logs say which messages may have been delivered. Without room a later turn goes on."""
@@ -702,8 +708,8 @@ class Store:
         # What the journal's records have brought to the queues is durable there, so their files may go.
         if commit.journal_applied:
             self.journal.retire(commit.journal_applied)
-        # All settlement logs say durably which messages may have been delivered, so `boot` need not.
-        if commit.notes_flags and self._boot_owes_flags:
+        # All settlement logs say durably which messages may have been delivered. So `boot` need not say it any more.
+        if commit.notes_flags:
             with suppress(StoreFull):
                 self.put_file(paths.BOOT, self._boot())
                 self._boot_owes_flags = False

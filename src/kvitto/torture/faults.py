@@ -26,10 +26,7 @@ def follower_kill(run: Run, fault: plan.Fault) -> None:
 def follower_stop(run: Run, fault: plan.Fault) -> None:
     node = cluster_of(run).follower(random.Random(fault.seed))
     node.pause()
-    try:
-        run.endure(fault.lasts_s)
-    finally:
-        node.resume()
+    last(run, fault, node.resume)
 
 
 def all_kill(run: Run, fault: plan.Fault) -> None:
@@ -41,10 +38,7 @@ def all_kill(run: Run, fault: plan.Fault) -> None:
 def etcd_stop(run: Run, fault: plan.Fault) -> None:
     etcd = kvitto_of(run).etcd
     etcd.pause()
-    try:
-        run.endure(fault.lasts_s)
-    finally:
-        etcd.resume()
+    last(run, fault, etcd.resume)
     again(run)
 
 
@@ -65,7 +59,7 @@ def etcd_restore(run: Run, fault: plan.Fault) -> None:
 
 
 def etcd_rollback(run: Run, fault: plan.Fault) -> None:
-    """A node that has not heard of the present epoch cannot know that etcd was set back, so all have to (docs/cluster.md)."""
+    """All nodes are in sync first: one that has not heard of the present epoch cannot know that etcd was set back (docs/cluster.md)."""
     cluster = kvitto_of(run)
     run.down()
     cluster.kill()
@@ -75,8 +69,8 @@ def etcd_rollback(run: Run, fault: plan.Fault) -> None:
 
 
 def etcd_lost(run: Run, fault: plan.Fault, lose: Callable[[], None]) -> None:
-    """Put another etcd in the place of the one that the nodes know. No other node may lead by it, and if all are started again none may:
-    then an operator begins the cluster anew."""
+    """Put another etcd in the place of the one that the nodes know. No other node may begin to lead by it, and none at all if all nodes are
+    started again. Then an operator begins the cluster anew."""
     cluster = kvitto_of(run)
     cluster.may_end = True
     lose()
@@ -98,10 +92,7 @@ def links(apart: Callable[[Cluster, Network, random.Random], None]) -> Callable[
         cluster = cluster_of(run)
         assert cluster.network is not None
         apart(cluster, cluster.network, random.Random(fault.seed))
-        try:
-            run.endure(fault.lasts_s)
-        finally:
-            cluster.network.heal()
+        last(run, fault, cluster.network.heal)
         again(run)
 
     return fault_of_links
@@ -155,11 +146,16 @@ def full(run: Run, fault: plan.Fault, node: Node) -> None:
     assert isinstance(node, Member) and node.disk is not None
     disk = node.disk
     disk.fill()
+    last(run, fault, disk.free)
+    again(run)
+
+
+def last(run: Run, fault: plan.Fault, mend: Callable[[], None]) -> None:
+    """Let a fault last as long as it is planned, and mend it then, also if the torture is interrupted."""
     try:
         run.endure(fault.lasts_s)
     finally:
-        disk.free()
-    again(run)
+        mend()
 
 
 def again(run: Run) -> None:

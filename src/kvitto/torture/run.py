@@ -35,7 +35,7 @@ SOAK_GAP_S = 8.0
 POLL_S = 0.01
 START_POLL_S = 0.001
 LOOK_S = 0.5
-"""It is looked so often which node of a cluster leads."""
+"""The time between two looks which node of a cluster leads."""
 SAMPLE_S = 1.0
 SAFE_AFTER_S = 5.0
 """For brokers that sync acks when they like: the time after the fence's confirm when they must have synced them."""
