@@ -1,0 +1,118 @@
+"""What a follower costs: the CPU time of leader and follower per message, and the time of one confirm.
+
+    python -m benchmarks.replication [--messages 2000000] [--runs 3] [--place DIR]
+
+A leader alone, one that only sends its stream, and one whose confirms wait for the follower (`--min-in-sync 2`) get the same load in turn.
+Leader, follower and load share this machine, and both directories are on one disk. A message is published with confirms, at most 1,000 at
+once, consumed, and acked with 99 others. The confirm one by one is of a publisher that waits for each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import secrets
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks import proc
+from kvitto.base.table import table
+from kvitto.torture.nodes import Node, free_port, kvitto_command, uri_for
+
+PLACE = Path(__file__).resolve().parent.parent / "build" / "bench" / "replication"
+SIZES = 16, 1024
+WAYS = {"alone": [], "a follower": ["--followers"], "confirms wait for it": ["--followers", "--min-in-sync"]}
+POLL_S = 0.02
+ONE_BY_ONE = 2000
+
+
+class Served(Node):
+    """A leader or a follower."""
+
+    def __init__(self, place: Path, options: Sequence[str]) -> None:
+        super().__init__(place)
+        self.port = free_port()
+        self.uri = uri_for(self.port)
+        self._command = [*kvitto_command(), "serve", "--data-dir", str(self.data), "--port", str(self.port)]
+        self._command += ["--http-port", "off", *options]
+
+    def begin(self) -> None:
+        self._process = self._spawn(self._command, {})
+        self.pid = self._process.pid
+
+
+def perf(uri: str, *options: object) -> dict[str, float]:
+    """Run `kvitto perf throughput` with these options, and return its report."""
+    command = [*kvitto_command(), "perf", "throughput", "-q", "-j", "--uri", uri, *map(str, options)]
+    found: dict[str, float] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return found
+
+
+def measure(place: Path, way: str, messages: int) -> dict[str, float]:
+    """Return the figures of one run."""
+    key, address = place / "key", f"127.0.0.1:{free_port()}"
+    place.mkdir(parents=True)
+    key.touch(0o600)
+    key.write_text(secrets.token_hex(32))
+    keyed = ["--cluster-key", str(key)]
+    values = {"--followers": [address, *keyed], "--min-in-sync": ["2"]}
+    leader = Served(place / "leader", [word for option in WAYS[way] for word in (option, *values[option])])
+    follower = Served(place / "follower", ["--follow", address, *keyed]) if WAYS[way] else None
+    try:
+        leader.begin()
+        if follower is not None:
+            follower.begin()
+            while "is following" not in leader.log.read_text():
+                time.sleep(POLL_S)
+        leader._wait_ready()
+        found: dict[str, float] = {}
+        nodes = {"leader": leader, **({"follower": follower} if follower else {})}
+        for size in SIZES:
+            before = {name: proc.cpu_s(node.pid) for name, node in nodes.items()}
+            count = messages * SIZES[0] * 4 // max(size, SIZES[0] * 4)
+            done = perf(leader.uri, "-p", "-c", 1000, "-a", 100, "-P", 1000, "-s", size, "-C", count, "-D", count)
+            for name, node in nodes.items():
+                found[f"{name} us, {size} B"] = (proc.cpu_s(node.pid) - before[name]) / count * 1e6
+            found[f"k/s, {size} B"] = count / done["elapsed_seconds"] / 1e3
+        done = perf(leader.uri, "-p", "-c", 1, "-y", 0, "-s", SIZES[0], "-C", ONE_BY_ONE)
+        found["one confirm, ms"] = done["elapsed_seconds"] / ONE_BY_ONE * 1e3
+        if follower is not None:
+            found["follower MiB"] = proc.rss_bytes(follower.pid) / (1 << 20)
+        found["leader MiB"] = proc.rss_bytes(leader.pid) / (1 << 20)
+        return found
+    finally:
+        leader.close()
+        if follower is not None:
+            follower.close()
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.replication", description=__doc__.partition("\n")[0])
+    parser.add_argument("--messages", type=int, default=2_000_000, help="of 16 bytes; of larger ones fewer")
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--place", type=Path, default=PLACE)
+    options = parser.parse_args(arguments)
+    shutil.rmtree(options.place, ignore_errors=True)
+    found: dict[str, dict[str, list[float]]] = {way: defaultdict(list) for way in WAYS}
+    for run in range(options.runs):
+        for way in WAYS:
+            for name, value in measure(options.place / f"{run}-{way.split()[0]}", way, options.messages).items():
+                found[way][name].append(value)
+    names = list(dict.fromkeys(name for figures in found.values() for name in figures))
+    rows = [
+        (name, *(f"{statistics.median(found[way][name]):.3f}" if found[way][name] else "" for way in WAYS))
+        for name in sorted(names)
+    ]
+    print(table(("", *WAYS), rows))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
