@@ -1,10 +1,11 @@
 """What a follower costs: the CPU time of leader and follower per message, and the time of one confirm.
 
-    python -m benchmarks.replication [--messages 2000000] [--runs 3] [--place DIR]
+    python -m benchmarks.replication [--messages 8000000] [--runs 3] [--place DIR]
 
 A leader alone, one that only sends its stream, and one whose confirms wait for the follower (`--min-in-sync 2`) get the same load in turn.
-Leader, follower and load share this machine, and both directories are on one disk. A message is published with confirms, at most 1,000 at
-once, consumed, and acked with 99 others. The confirm one by one is of a publisher that waits for each.
+Leader, follower and load share this machine, and both directories are on one disk. A message is published with confirms, consumed, and
+acked with others: of 20,000 messages that may be unconfirmed 1,000 at once, of 1,000 messages 100. The confirm one by one is of a publisher
+that waits for each.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from kvitto.base.table import table
 from kvitto.torture.nodes import Node, free_port, kvitto_command, uri_for
 
 PLACE = Path(__file__).resolve().parent.parent / "build" / "bench" / "replication"
-SIZES = 16, 1024
+LOADS = {"16 B of 20,000": (16, 20_000, 1), "16 B of 1,000": (16, 1000, 4), "1 KB of 1,000": (1024, 1000, 16)}
+"""The size of a message, how many may be unconfirmed, and by how much fewer there are than of the first load."""
 WAYS = {"alone": [], "a follower": ["--followers"], "confirms wait for it": ["--followers", "--min-in-sync"]}
 POLL_S = 0.02
 ONE_BY_ONE = 2000
@@ -73,14 +75,14 @@ def measure(place: Path, way: str, messages: int) -> dict[str, float]:
         leader._wait_ready()
         found: dict[str, float] = {}
         nodes = {"leader": leader, **({"follower": follower} if follower else {})}
-        for size in SIZES:
+        for load, (size, window, less) in LOADS.items():
             before = {name: proc.cpu_s(node.pid) for name, node in nodes.items()}
-            count = messages * SIZES[0] * 4 // max(size, SIZES[0] * 4)
-            done = perf(leader.uri, "-p", "-c", 1000, "-a", 100, "-P", 1000, "-s", size, "-C", count, "-D", count)
+            count, acks = messages // less, max(window // 20, 100)
+            done = perf(leader.uri, "-p", "-c", window, "-a", acks, "-P", window, "-s", size, "-C", count, "-D", count)
             for name, node in nodes.items():
-                found[f"{name} us, {size} B"] = (proc.cpu_s(node.pid) - before[name]) / count * 1e6
-            found[f"k/s, {size} B"] = count / done["elapsed_seconds"] / 1e3
-        done = perf(leader.uri, "-p", "-c", 1, "-y", 0, "-s", SIZES[0], "-C", ONE_BY_ONE)
+                found[f"{name} us, {load}"] = (proc.cpu_s(node.pid) - before[name]) / count * 1e6
+            found[f"k/s, {load}"] = count / done["elapsed_seconds"] / 1e3
+        done = perf(leader.uri, "-p", "-c", 1, "-y", 0, "-s", 16, "-C", ONE_BY_ONE)
         found["one confirm, ms"] = done["elapsed_seconds"] / ONE_BY_ONE * 1e3
         if follower is not None:
             found["follower MiB"] = proc.rss_bytes(follower.pid) / (1 << 20)
@@ -95,7 +97,7 @@ def measure(place: Path, way: str, messages: int) -> dict[str, float]:
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.replication", description=__doc__.partition("\n")[0])
-    parser.add_argument("--messages", type=int, default=2_000_000, help="of 16 bytes; of larger ones fewer")
+    parser.add_argument("--messages", type=int, default=8_000_000, help="of the first load")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--place", type=Path, default=PLACE)
     options = parser.parse_args(arguments)

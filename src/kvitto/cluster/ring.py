@@ -13,6 +13,7 @@ from kvitto.cluster.records import HEADER, PAYLOAD_BYTES_MAX, Kind, covered, syn
 from kvitto.store.disk import Bytes
 
 RING_BYTES = 64 << 20
+TELL_BYTES = 256 << 10
 OVERHEAD = 256
 """What a record takes beside its payload: three objects and an entry of a dictionary."""
 
@@ -38,7 +39,9 @@ class Ring:
         self.total = 0
         """The bytes of all records that were ever put into the ring."""
         self.on_put: Callable[[], object] = nothing
-        """The function that is called after each record."""
+        """The function that is called when there is something to send: behind a sync point, and when much has come since the last call."""
+        self._told = 0
+        """The `total` at the last call of `on_put`."""
         self._most = most
         self._size = 0
         self._records: dict[int, tuple[bytes, bytes, int]] = {}
@@ -71,7 +74,10 @@ class Ring:
             _, oldest, _ = self._records.pop(self.first)
             self._size -= len(oldest) + OVERHEAD
             self.first += 1
-        self.on_put()
+        # Writes go out with the sync point behind them. One send for each of them would cost more than all else that a follower costs.
+        if kind >= Kind.SYNC or self.total - self._told > TELL_BYTES:
+            self._told = self.total
+            self.on_put()
         return place
 
     def at(self, place: int) -> tuple[bytes, bytes, int]:

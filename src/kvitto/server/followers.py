@@ -482,11 +482,13 @@ class Followers:
         try:
             while data := await reader.read(READ_BYTES):
                 self._received_at[link] = time.monotonic()
+                state = link.state
                 link.take(data)
                 self._acknowledged()
                 if self.tenure is not None and link.state == "following" and not self.tenure.knows(link.member):
                     self._look_at_members()
-                wake.set()
+                if link.wants or link.state != state:
+                    wake.set()
             raise EOFError
         finally:
             wake.set()
@@ -504,17 +506,18 @@ class Followers:
             if data:
                 writer.write(data)
                 await writer.drain()
-                await asyncio.sleep(0)  # `drain` does not let others run while there is room
-            if not link.wants and (link.waits or not data):
-                wake.clear()
-                left = None if link.member else max(began + HANDSHAKE_S - loop.time(), 0)
-                await asyncio.wait_for(wake.wait(), left)
             if link.state != state:
                 state = link.state
                 log.info("follower %s is %s", link.where, state)
                 self._since_ms[link] = self._clock.now_ms()
                 self.away.pop(link.member, None)
                 self._look_at_members()
+            if link.wants or receiving.done():
+                await asyncio.sleep(0)  # `drain` does not let others run while there is room
+                continue
+            wake.clear()
+            left = None if link.member else max(began + HANDSHAKE_S - loop.time(), 0)
+            await asyncio.wait_for(wake.wait(), left)
 
 
 def synced_bytes(links: Iterable[Link]) -> dict[str, int]:
