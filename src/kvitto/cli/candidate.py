@@ -62,6 +62,7 @@ AGAIN_SILENCE_S = 1.0
 WATCH_S = 1.0
 """A follower asks the register this often whether its leader still leads."""
 REST_S = 0.2
+AT_ONCE_S = 0.01
 DEFER_S = 2.0
 """If an operator has chosen another node as the next leader, this node waits this long before it tries to lead."""
 AGAIN_MAX_S = 1.0
@@ -210,6 +211,9 @@ class Candidate:
                     if self._scrubbing is not None:  # the broker verifies its files itself
                         self._scrubbing.stop()
                     return election
+                if not why:
+                    time.sleep(AT_ONCE_S)  # the register has changed meanwhile: somebody else leads, or a seat has just become free
+                    continue
             except (StoreFull, StreamError) as error:
                 why = f"nobody leads; this node cannot: {error}"
             self._say(why)
@@ -444,7 +448,7 @@ class Candidate:
                 return None
             wanted, version = now.document, now.version
         if version is None:
-            self._say("somebody else was elected")
+            self._say("not elected: the register has changed meanwhile")
             return None
         held = Lease(self._register, seat, lease, sent)
         try:

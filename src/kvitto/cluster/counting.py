@@ -1,7 +1,7 @@
 """Verifies the batches of a follower's segments before they are stored, and counts them.
 
 So a broker that starts on the directory need not read a segment that is not sealed yet (docs/adr/0037). Segments that the follower had
-before it was started are read in the background.
+before are counted while it reads them to compare them with the leader's. What it has got from the leader then is counted in the background.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kvitto.store.segment import HEADER, Segment, header_is_valid, salts, valid_
 
 LOOK_MS = 250
 LOOK_BYTES = 32 << 20
-"""Every LOOK_MS about this many bytes are read of segments that the follower had before it was started."""
+"""Every LOOK_MS about this many bytes are read of segments that were not counted while they were written."""
 
 
 class Copy(Node):
@@ -39,7 +39,7 @@ class Copy(Node):
         """The batches that have been verified and counted, None if the file is no segment, or one that is sealed or damaged."""
 
     def cut(self, length: int) -> None:
-        """Forget what has been counted if the file does not have all of that any more."""
+        """Forget what has been counted if the file may not have all of that any more, but only what is before `length`."""
         if self.segment is None or length < self.segment.size:
             self.learned, self.segment = False, None
 
@@ -49,11 +49,11 @@ class Counting:
         """`file` opens a file of the follower."""
         self._file = file
         self._left: deque[Copy] = deque()
-        """The files that the follower had before it was started, and that have not been looked into yet."""
+        """The files that may not have been counted while they were written, and that have not been looked into yet."""
         self._looked_ms = 0
 
     def begin(self, nodes: Iterable[Copy], now_ms: int) -> None:
-        """Begin to look into files that the follower had before it was started."""
+        """Begin to look into files that may not have been counted while they were written."""
         self._left, self._looked_ms = deque(nodes), now_ms
 
     def clear(self) -> None:
@@ -119,18 +119,81 @@ class Counting:
 
     @staticmethod
     def _begin(node: Copy, head: bytes) -> None:
-        node.learned, node.segment = True, None
-        if header_is_valid(head, SEGMENT_MAGIC):
-            node.segment = Segment(paths.base_of(node.paths[0].rpartition("/")[2]))
-            node.segment.salt, node.segment.gaps = salts(head)[0], []
+        node.learned, node.segment = True, begun(node.paths[0], head)
 
     @staticmethod
     def _count(node: Copy, segment: Segment, data: bytes, at: int) -> None:
         """Verify a batch that is the next one of its segment, and is at `at` in `data`. Raises StreamError."""
-        head = BatchHeader(data, at)
-        if not valid_at(data, at, head, segment.salt) or head.first < segment.end:
+        if not count(segment, data, at):
             raise StreamError(f"a batch of {node.paths[0]} at {segment.size} that does not fit its checksum")
-        segment.count_batch(head, segment.size)
+
+
+class Reading:
+    """Counts the batches of a segment whose bytes come piece by piece."""
+
+    def __init__(self, path: str, length: int) -> None:
+        self.segment: Segment | None = None
+        """What has been counted, None if the file is no segment, or one that is sealed or damaged."""
+        self._path = path
+        self._length = length
+        self._rest = b""
+        """What has come since the last whole batch."""
+        self._begun = False
+        self._over = not is_segment(path)
+        """Whether no batch follows."""
+        self._is_zero = True
+        """Whether all that has come behind the last batch is zeros."""
+
+    @property
+    def content(self) -> int:
+        """The length of the file without the room that was reserved behind its last batch."""
+        return self.segment.size if self.segment is not None and self._is_zero else self._length
+
+    def feed(self, data: bytes) -> None:
+        if self._over:
+            self._is_zero = self._is_zero and not data.strip(b"\0")
+            return
+        data = self._rest + data
+        at = 0
+        if not self._begun:
+            if len(data) < HEADER:
+                self._rest = data
+                return
+            self._begun, at = True, HEADER
+            self.segment = begun(self._path, data[:HEADER])
+        segment = self.segment
+        while segment is not None and (size := batch_size(data, at)) and at + size <= len(data):
+            if not count(segment, data, at):
+                segment = None
+            at += size
+        self._rest = data[at:]
+        if segment is None or self._rest.startswith(FOOTER_MAGIC):
+            self.segment, self._over = None, True
+        elif len(self._rest) >= BATCH.size and not 0 < size <= self._length - segment.size:
+            self._over, self._is_zero = True, not self._rest.strip(b"\0")
+            self._rest = b""
+
+    def end(self) -> None:
+        """All has come."""
+        self._is_zero = self._is_zero and not self._rest.strip(b"\0")
+
+
+def begun(path: str, head: bytes) -> Segment | None:
+    """Return the segment that begins with this header, without any batch; None if it is no header of a segment."""
+    if not header_is_valid(head, SEGMENT_MAGIC):
+        return None
+    segment = Segment(paths.base_of(path.rpartition("/")[2]))
+    segment.salt, segment.gaps = salts(head)[0], []
+    return segment
+
+
+def count(segment: Segment, data: bytes, at: int) -> bool:
+    """Count a batch that is the next one of its segment, and is at `at` in `data`. Return False if it is damaged."""
+    head = BatchHeader(data, at)
+    if not valid_at(data, at, head, segment.salt) or head.first < segment.end:
+        return False
+    segment.count_batch(head, segment.size)
+    return True
 
 
 def is_segment(path: str) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 
 from kvitto.base.clock import Clock
 from kvitto.cluster import handshake
-from kvitto.cluster.counting import Copy, Counting
+from kvitto.cluster.counting import Copy, Counting, Reading
 from kvitto.cluster.handshake import FOLLOWER, LEADER, MAGIC, VERSION, Inbox, Refused
 from kvitto.cluster.records import (
     ACKNOWLEDGEMENT,
@@ -139,6 +139,8 @@ class Follower:
         self._looked_ms = 0
         self._open: dict[int, None] = {}
         self._counting = Counting(self._file)
+        self._read: dict[str, Reading] = {}
+        """The segments that were counted while they were read to be compared."""
         self._names: list[Record] = []
         self._inbox = Inbox()
         self._decoder: Decoder | None = None
@@ -286,19 +288,29 @@ class Follower:
         self._counting.clear()
 
     def _sums(self) -> Iterator[bytes]:
-        """Yield the checksums of all files of this directory."""
+        """Yield the checksums of all files of this directory, without the room that is reserved behind the last batch of a segment."""
+        self._read = {}
         for path, directory in walk(self.disk):
             if directory:
                 continue
             file = self.disk.open(path)
-            length = file.size()
+            length, seed = file.size(), self._secrets.sums
             name = path.encode()
             most = (PAYLOAD_BYTES_MAX - NAMED.size - len(name)) // SUM_BYTES * CHUNK_BYTES
-            sums = bytearray(NAMED.pack(len(name)) + name)
+            reading, sums = Reading(path, length), []
             for at in range(0, min(length, most), CHUNK_BYTES):
-                sums += chunk_sum(self._secrets.sums, file.read_at(at, CHUNK_BYTES))
+                data = file.read_at(at, CHUNK_BYTES)
+                sums.append(chunk_sum(seed, data))
+                reading.feed(data)
+            reading.end()
+            if length <= most and reading.segment is not None:
+                self._read[path] = reading
+                if (content := reading.content) < length:
+                    last, more = divmod(content, CHUNK_BYTES)
+                    sums[last:] = [chunk_sum(seed, file.read_at(last * CHUNK_BYTES, more))] if more else []
+                    length = content
             file.close()
-            yield self._frames.encode(Kind.SUMS, 0, length, bytes(sums))
+            yield self._frames.encode(Kind.SUMS, 0, length, b"".join((NAMED.pack(len(name)), name, *sums)))
 
     def _acknowledgement(self) -> bytes:
         payload = ACKNOWLEDGEMENT.pack(len(self.history), self.synced, self.disk.free_bytes(), 0)
@@ -327,7 +339,7 @@ class Follower:
             node = self._node(record.file)
             if self._keeps_own(node, record):
                 return
-            self._keep(node, record.position)
+            self._keep(node, record.position, record.payload)
             self._file(node).write_at(record.position, [record.payload])
             node.length = max(node.length, record.position + len(record.payload))
         elif kind == Kind.DOUBT and self.copying and len(record.payload) % DOUBTED.size == 0:
@@ -359,7 +371,7 @@ class Follower:
         if kind == Kind.WRITE:
             node = self._node(number)
             if self.copying:
-                self._keep(node, position)
+                self._keep(node, position, payload)
             else:
                 self._counting.write(node, position, payload)
             self._file(node).write_at(position, [payload])
@@ -564,6 +576,7 @@ class Follower:
             self._make_directory(path)
         for path, record in files.items():
             self._name(path, record.file, own.get(path))
+        self._read = {}
 
     def _size(self, path: str) -> int:
         file = self.disk.open(path)
@@ -579,6 +592,8 @@ class Follower:
                 return
             node = self.nodes[number] = Copy(number, size)
             node.original = size
+            if (read := self._read.pop(path, None)) is not None:
+                node.learned, node.segment, node.original = True, read.segment, read.content
             self.tree.name(path, node)
             return
         if size is not None:  # on the leader it is another name of the same file
@@ -616,14 +631,17 @@ class Follower:
             directory = parent(directory)
         return target
 
-    def _keep(self, node: Copy, position: int) -> None:
-        """Move a file aside if bytes of its own are about to be overwritten or cut, and go on with a copy of it.
+    def _keep(self, node: Copy, position: int, payload: bytes = b"") -> None:
+        """Move a file aside if bytes of its own are about to be overwritten with others, or cut, and go on with a copy of it.
 
-        The file itself moves and not the copy, since a backup may have hard links to it.
+        The file itself moves and not the copy, since a backup may have hard links to it. Room that was reserved behind the last batch of a
+        segment is not kept: it has no bytes of anybody.
         """
-        if position >= node.original:
+        own = min(node.original - position, len(payload))
+        if position >= node.original or (own and self._file(node).read_at(position, own) == payload[:own]):
             return
         node.original = 0
+        node.cut(position)
         path, source = node.paths[0], self._file(node)
         target = self._place_aside(path)
         copy = self.disk.open(paths.copying(target), create=True)
@@ -676,7 +694,8 @@ class Follower:
             self._file(node).sync()
             self._dirty.pop(number, None)
             node.original = 0
-            node.cut(0)
+            if node.segment is not None and node.segment.size < node.length:
+                node.cut(0)  # more has come, which is counted in the background
             if len(self._open) >= OPEN_MAX:
                 self._close_some()
         self._sync_aside()

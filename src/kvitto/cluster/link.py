@@ -285,7 +285,7 @@ class Link:
         """Whether `give` has something to send."""
         if self.waits and not self._out:
             return self.leader.may_be_cut(self.member)
-        return bool(self._out) or self._steps is not None or (self._streaming and self.place < self.leader.ring.next)
+        return bool(self._out) or self._steps is not None or (self._streaming and self.place < self.leader.ring.told)
 
     def _records(self) -> bytes:
         """Return the next records, encoded for this connection."""
@@ -295,7 +295,8 @@ class Link:
             raise Behind
         parts: list[bytes] = []
         size, place, total = 0, self.place, 0
-        end = min(ring.next, place + STEP_RECORDS)
+        # While files are sent, records go with them as soon as they are there: a chunk must not be far ahead of what has changed it.
+        end = min(ring.next if self._steps is not None else ring.told, place + STEP_RECORDS)
         while place < end and size < STEP_BYTES:
             head, payload, total = ring.at(place)
             parts += (head, checksum(secrets.records + place, head, payload), payload)

@@ -39,9 +39,11 @@ class Ring:
         self.total = 0
         """The bytes of all records that were ever put into the ring."""
         self.on_put: Callable[[], object] = nothing
-        """The function that is called when there is something to send: behind a sync point, and when much has come since the last call."""
-        self._told = 0
-        """The `total` at the last call of `on_put`."""
+        """The function that is called when there is something to send."""
+        self.told = first
+        """Followers are sent the records before this place: those up to a sync point, or more if much comes without one. All of them are
+        sent the same, so that if the leader is lost, whoever is elected has what the others have, and they need not compare files."""
+        self._told_bytes = 0
         self._most = most
         self._size = 0
         self._records: dict[int, tuple[bytes, bytes, int]] = {}
@@ -75,8 +77,8 @@ class Ring:
             self._size -= len(oldest) + OVERHEAD
             self.first += 1
         # Writes go out with the sync point behind them. One send for each of them would cost more than all else that a follower costs.
-        if kind >= Kind.SYNC or self.total - self._told > TELL_BYTES:
-            self._told = self.total
+        if kind >= Kind.SYNC or self.total - self._told_bytes > TELL_BYTES:
+            self.told, self._told_bytes = self.next, self.total
             self.on_put()
         return place
 
