@@ -471,6 +471,17 @@ def test_it_also_counts_what_was_there_before_it_was_started() -> None:
     sizes(pair)
     pair.begin()
     pair.pump()
+    assert counted(pair) == scanned(pair) != {}
+    sizes(pair)
+    assert counted(pair) == scanned(pair)
+
+
+def test_it_also_counts_what_was_copied() -> None:
+    pair = Pair()
+    pair.leading.declare("q")
+    sizes(pair)
+    pair = Pair(pair.leading)
+    pair.pump()
     assert counted(pair) == {}
     for _ in range(3):
         pair.leading.clock.advance(counting.LOOK_MS)
@@ -481,16 +492,41 @@ def test_it_also_counts_what_was_there_before_it_was_started() -> None:
 
 
 def test_damage_that_was_there_before_is_left_to_the_start() -> None:
-    pair = following(3)
-    (path,) = filter(is_segment, pair.disk.files())
-    pair.begin()
+    pair = Pair(following(3).leading)
     pair.pump()
+    (path,) = filter(is_segment, pair.disk.files())
     file = pair.disk.open(path)
     at = file.size() - 3
     file.write_at(at, [bytes([file.read_at(at, 1)[0] ^ 1])])
     pair.leading.clock.advance(counting.LOOK_MS)
     pair.rest()
     assert counted(pair) == {}
+
+
+def test_room_behind_the_last_batch_is_not_kept() -> None:
+    """A leader that was killed has some in many files, and copies of these would be as large as all that waits."""
+    pair = following(3)
+    (path,) = filter(is_segment, pair.disk.files())
+    file = pair.disk.open(path)
+    file.write_at(file.size(), [bytes(70_000)])
+    pair.begin()
+    publish(pair.leading, "more")
+    pair.pump()
+    assert pair.own == pair.theirs and path not in replaced(pair.disk) and pair.link.sent < 10_000
+    pair.leading.clock.advance(counting.LOOK_MS)
+    pair.rest()
+    assert counted(pair) == scanned(pair) != {}
+
+
+def test_bytes_behind_the_last_batch_are_kept() -> None:
+    pair = following(3)
+    (path,) = filter(is_segment, pair.disk.files())
+    file = pair.disk.open(path)
+    file.write_at(file.size() + 70_000, [b"half of a batch"])
+    before = pair.disk.read_file(path)
+    pair.begin()
+    pair.pump()
+    assert pair.own == pair.theirs and replaced(pair.disk)[path] == before
 
 
 # -- an end in order -----------------------------------------------------------------------------------------------

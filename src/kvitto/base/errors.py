@@ -92,5 +92,9 @@ class SyncError(PromiseError):
     """A sync failed: data that should be durable may be lost, also from the operating system's cache."""
 
 
+class UnknownFormat(StoreError):
+    """The data directory is one of another version of Kvitto. Nothing is wrong with it."""
+
+
 class StoreFull(StoreError):
     """The disk has no space for more messages; nothing was written."""

@@ -110,13 +110,13 @@ def run_node(config: Config, lead: Callable[[Election], int]) -> int:
     except Deposed:
         begin_anew()
     finally:
-        election.lease.stop(give_up=False)
+        election.lease.stop(give_up=True)  # whatever the end was, this process confirms nothing more
 
 
 def resign(election: Election, disk: Disk, why: str) -> None:
     """Give the lead up, because files are damaged. This node does not lead again before it has compared its files with another leader's."""
     log.warning("this node leads no more, and copies what is damaged from another one: %s", why)
-    write_following(disk, Following(election.seat.address, False, "", election.member))
+    write_following(disk, Following(election.seat.address, True, "", election.member, why))
     own = read_member(disk)
     if own is not None:
         own.resign(place_of(why), SystemClock().now_ms())
@@ -128,7 +128,7 @@ def resign(election: Election, disk: Disk, why: str) -> None:
         if found is not None and (found.epoch, found.leader) == (document.epoch, election.member):
             register.change(found.with_members(set(found.members) - {election.member}), seen.version)
     except (Unanswered, RegisterError) as error:
-        log.warning("the register still takes this node for a member, which does not try to lead: %s", error)
+        log.warning("the register still takes this node for a member; it lets others lead first: %s", error)
     election.lease.stop(give_up=True)
 
 
@@ -193,7 +193,11 @@ class Candidate:
         self._notify.ready(line)
         while True:
             self._notify.alive()
-            seen = self._seen()
+            try:
+                seen = self._register.read()
+            except Unanswered as error:
+                self._without_register(error)
+                continue
             self._known(seen)
             document, seat = seen.document, seen.seat
             assert document is not None
@@ -212,7 +216,9 @@ class Candidate:
                         self._scrubbing.stop()
                     return election
                 if not why:
-                    time.sleep(AT_ONCE_S)  # the register has changed meanwhile: somebody else leads, or a seat has just become free
+                    time.sleep(
+                        AT_ONCE_S
+                    )  # the register has changed meanwhile: somebody else leads, or a seat has just become free
                     continue
             except (StoreFull, StreamError) as error:
                 why = f"nobody leads; this node cannot: {error}"
@@ -230,6 +236,18 @@ class Candidate:
                 self._notify.alive()
                 self._say(str(error))
                 time.sleep(REST_S)
+
+    def _without_register(self, error: Unanswered) -> None:
+        """Follow the last leader again if the register does not answer. That is as safe as a connection that has not been interrupted: the
+        leader still has to prove its epoch, and this node has not tried to lead."""
+        seat = self._last
+        if seat is not None and seat.process != self._dead and self._follower is not None and self._follower.session:
+            self._led_by(seat)
+            self._follow(seat, self._epoch)
+            self._free_since = time.monotonic()
+        else:
+            self._say(str(error))
+            time.sleep(REST_S)
 
     def _say(self, text: str) -> None:
         if text and text != self._said:
@@ -322,7 +340,7 @@ class Candidate:
         try:
             with connected(address(seat.address), AGAIN_SILENCE_S, self._tls, silence) as sock:
                 watch = Watch(self._register, seat, sock, self._silent_s, self._watched)
-                why = talk(follower, sock, silence, lambda: self._heard(seat, sock))
+                why = talk(follower, sock, silence, lambda: self._heard(seat, sock), self._notify.alive)
             if follower.left is not None:
                 self._is_dead(seat)
                 if follower.left not in ("", self.member.member):

@@ -182,6 +182,8 @@ def begin_again(args: argparse.Namespace, register: Etcd) -> None:
             raise Refused("the document was changed meanwhile: stop all nodes first")
         write_member(disk, Member(member.cluster, seen.identity, member.name, member.member))
     print(f"cluster {register.name} begins anew with {args.data_dir}: start it, and the others with empty directories")
+    if following is not None and following.damage:
+        print(f"some of its files are damaged, and what was in there is lost: {following.damage}")
     if minimum > 1:
         print(f"nothing is confirmed before {minimum} nodes are in sync")
 

@@ -61,7 +61,7 @@ def follow(config: Config) -> int:
     print(line, flush=True)
     notify.ready(line)
     try:
-        keep_following(follower, host, port, tls)
+        keep_following(follower, host, port, tls, notify.alive)
     except Stopped:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
@@ -76,14 +76,17 @@ def stop(_number: int, _frame: object) -> None:
     raise Stopped
 
 
-def keep_following(follower: Follower, host: str, port: int, tls: NodeTls | None) -> NoReturn:
+def keep_following(
+    follower: Follower, host: str, port: int, tls: NodeTls | None, alive: Callable[[], None]
+) -> NoReturn:
     """Connect again and again."""
     pause, said = AGAIN_S, ""
     while True:
         before = follower.place
+        alive()
         try:
             with connected((host, port), CONNECT_S, tls, CONNECT_S) as sock:
-                why = talk(follower, sock)
+                why = talk(follower, sock, SILENCE_S, alive, alive)
         except StoreFull as error:
             why = f"{error}; nothing more is taken until there is room"
         except StreamError as error:
@@ -132,16 +135,20 @@ def scrub(follower: Follower) -> Scrubbing:
 
 
 def unheard() -> None:
-    """The `heard_of` of a follower that makes no promises."""
+    """The `heard_of` of a follower that makes no promises, and the `alive` of one that nobody watches."""
 
 
 def talk(
-    follower: Follower, sock: socket.socket, silence_s: float = SILENCE_S, heard_of: Callable[[], None] = unheard
+    follower: Follower,
+    sock: socket.socket,
+    silence_s: float = SILENCE_S,
+    heard_of: Callable[[], None] = unheard,
+    alive: Callable[[], None] = unheard,
 ) -> str:
     """One connection, until the leader closes it, or damage was found here. Return why it ended. Raises Refused, StreamError, StoreError or
     OSError.
 
-    `heard_of` is called before anything that has come is answered.
+    `heard_of` is called before anything that has come is answered, `alive` again and again while that takes long.
     """
     sock.settimeout(silence_s)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -155,11 +162,14 @@ def talk(
         if follower.damage:
             return "files of this node are damaged, and are compared"
         heard_of()
+        began = time.monotonic()
         try:
             for answer in follower.feed(data):
+                alive()
                 sock.sendall(answer)
         except Refused as error:
             with suppress(OSError):
                 sock.sendall(follower.refusal(str(error)))
             raise
+        since += time.monotonic() - began  # to read all files for their checksums may take hours
     return "the leader has closed the connection"

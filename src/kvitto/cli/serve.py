@@ -99,7 +99,8 @@ async def serve(config: Config, election: Election | None = None) -> int:
 
     server.when_opened = opened
     try:
-        await server.start()
+        with notify.while_starting():
+            await server.start()
     except OSError as error:
         print(f"kvitto: {cannot_listen(server, error)}", file=sys.stderr)
         return 1

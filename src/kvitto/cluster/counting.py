@@ -147,7 +147,7 @@ class Reading:
     @property
     def content(self) -> int:
         """The length of the file without the room that was reserved behind its last batch."""
-        return self.segment.size if self.segment is not None and self._is_zero else self._length
+        return self.segment.size if self.segment is not None else self._length
 
     def feed(self, data: bytes) -> None:
         if self._over:
@@ -175,7 +175,8 @@ class Reading:
 
     def end(self) -> None:
         """All has come."""
-        self._is_zero = self._is_zero and not self._rest.strip(b"\0")
+        if self._rest.strip(b"\0") or not self._is_zero:  # damage, or a batch that was never written whole
+            self.segment = None
 
 
 def begun(path: str, head: bytes) -> Segment | None:

@@ -8,6 +8,7 @@ directory is neither the one nor the other, and is marked as such; what goes the
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -233,6 +234,9 @@ class Follower:
             if not self.session or place != self.place:
                 raise StreamError("a place that was not asked for")
             if session != self.session:
+                if self._torn:  # the next record of this stream is another one than that of which a part is here
+                    self._forget()
+                    raise StreamError("another leader's record, where a part of one is here: files have to be compared")
                 self._go_on_with(session)
             self._decoder = Decoder(self._secrets.records, place, self._secrets.frames)
             self.tell(f"following {self.where}")
@@ -280,7 +284,7 @@ class Follower:
 
     def _forget(self) -> None:
         """Forget places and numbers of files, which belong to an earlier run of the leader."""
-        self.session, self.copying = "", False
+        self.session, self.copying, self._torn = "", False, False
         for number in list(self._open):
             self._close(self.nodes[number])
         self.tree, self.nodes = Tree(), {}
@@ -302,6 +306,7 @@ class Follower:
                 data = file.read_at(at, CHUNK_BYTES)
                 sums.append(chunk_sum(seed, data))
                 reading.feed(data)
+                yield b""  # the caller shows that it is alive
             reading.end()
             if length <= most and reading.segment is not None:
                 self._read[path] = reading
@@ -325,7 +330,10 @@ class Follower:
             if not self.session and not self.copying:
                 raise StreamError("a record before the files have been compared")
             self._torn = True
-            self._apply(record)
+            try:
+                self._apply(record)
+            except (KeyError, ValueError, struct.error) as error:
+                raise StreamError(f"a record that does not fit what is here: {error!r}") from None
             self._torn = False
             self.place += 1
             if self._kept is not None:
@@ -386,17 +394,17 @@ class Follower:
             node.cut(position)
             self._dirty[number] = None
         elif kind == Kind.OPEN:
-            self._make(payload.decode(), number)
+            self._make(inside(payload.decode()), number)
         elif kind == Kind.MKDIR:
-            self._make_directory(payload.decode())
+            self._make_directory(inside(payload.decode()))
         elif kind == Kind.RENAME:
-            self._rename(*both_paths(payload))
+            self._rename(*map(inside, both_paths(payload)))
         elif kind == Kind.LINK:
-            self._link(*both_paths(payload))
+            self._link(*map(inside, both_paths(payload)))
         elif kind == Kind.UNLINK:
-            self._unlink(payload.decode())
+            self._unlink(inside(payload.decode()))
         elif kind == Kind.RMTREE:
-            self._remove(payload.decode())
+            self._remove(inside(payload.decode()))
         else:
             raise StreamError(f"a record of kind {kind}, which this Kvitto does not know")
 
@@ -554,7 +562,7 @@ class Follower:
         files = {record.payload.decode(): record for record in self._names if record.file}
         directories = {record.payload.decode() for record in self._names if not record.file}
         self._names = []
-        if any(paths.is_local(path) or ".." in path.split("/") for path in (*files, *directories)):
+        if any(paths.is_local(inside(path)) for path in (*files, *directories)):
             raise StreamError("a name that no leader sends")
         found = list(walk(self.disk))
         own = {path: self._size(path) for path, directory in found if not directory}
@@ -726,6 +734,14 @@ class Follower:
                 self.disk.rmtree(f"{paths.REPLACED}/{name}")
                 found = True
         return found
+
+
+def inside(path: str) -> str:
+    """Return the path if it is one inside of the data directory. Else raise StreamError: whoever has the key may write there, and nowhere
+    else."""
+    if any(part in ("", ".", "..") for part in path.split("/")):
+        raise StreamError(f"the path {path!r}, which is not inside of the data directory")
+    return path
 
 
 def stamp(ms: int) -> str:

@@ -21,7 +21,7 @@ from kvitto.store.disk import Disk, replace_small
 from kvitto.store.store import UNKNOWN_BOOT
 
 HISTORY_MAX = 500
-RESIGNED_MS = 3600 * 1000
+RESIGNED_MS = 24 * 3600 * 1000
 RESIGNED_MAX = 30
 """A node gives the lead up at most this often within RESIGNED_MS because its files are damaged."""
 HISTORY_KEPT = 100

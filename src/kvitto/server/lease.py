@@ -52,6 +52,7 @@ class Lease:
         self.on_seen: Callable[[Seen], None] = unheard
         """The thread calls this with the content of the register after each renewal."""
         self._ended = threading.Event()
+        self._given_up = False
         self._said = ""
         self._thread = threading.Thread(target=self._run, name="kvitto-lease", daemon=True)
         self._thread.start()
@@ -93,8 +94,9 @@ class Lease:
     def stop(self, give_up: bool) -> None:
         """End the thread. `give_up`: give the seat up at once."""
         self._ended.set()
-        if not give_up:
+        if not give_up or self._given_up:
             return
+        self._given_up = True
         self._thread.join()
         try:
             self._register.revoke(self._lease)

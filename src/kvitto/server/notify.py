@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import threading
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 
 SHARE = 3
 """The broker says that it is alive this often in the time after which it would be taken for dead."""
@@ -46,6 +47,23 @@ class Notify:
         if self.watchdog_s and self._address:
             self._say("WATCHDOG=1")
             loop.call_later(self.watchdog_s / SHARE, self.watch, loop)
+
+    @contextmanager
+    def while_starting(self) -> Iterator[None]:
+        """Give signs of life from a thread. A node of a cluster has been ready for long when its broker starts, which may take long."""
+        ended = threading.Event()
+
+        def run() -> None:
+            self._say("WATCHDOG=1")
+            while not ended.wait(self.watchdog_s / SHARE):
+                self._say("WATCHDOG=1")
+
+        if self.watchdog_s and self._address:
+            threading.Thread(target=run, name="kvitto-notify", daemon=True).start()
+        try:
+            yield
+        finally:
+            ended.set()
 
     def _say(self, *lines: str) -> None:
         if not self._address.startswith(("/", "@")):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import time
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from kvitto.base import limits
 from kvitto.base.clock import Clock, SystemClock
 from kvitto.base.config import Config, ConfigError
-from kvitto.base.errors import CONNECTION_FORCED, ConnectionError_, StoreError, StoreFull, SyncError
+from kvitto.base.errors import CONNECTION_FORCED, ConnectionError_, StoreError, StoreFull, SyncError, UnknownFormat
 from kvitto.base.process import files_reserve, open_files, open_files_max
 from kvitto.broker.administration.auth import FirstUser
 from kvitto.broker.broker import Broker
@@ -222,7 +223,7 @@ class Server(Driving):
         """Note that no broker starts here. In a cluster, have another member lead. Raises Damaged."""
         self.store.fail(error)
         tenure = self.followers.tenure if self.followers is not None else None
-        if isinstance(error, (StoreFull, SyncError)) or tenure is None or not tenure.others():
+        if not is_damage(error) or tenure is None or not tenure.others():
             return
         if not self._has_resigned(str(error)):
             raise Damaged(str(error)) from error
@@ -537,3 +538,11 @@ class Server(Driving):
         if self.hub.outputs or self.broker.dirty or self.hub.unfinished():
             self.schedule()
         self.broker.end_time()
+
+
+def is_damage(error: StoreError) -> bool:
+    """Return whether a start has failed because of what is in the files, so that another copy of them may be better."""
+    if isinstance(error, (StoreFull, SyncError, UnknownFormat)):
+        return False
+    cause = error.__cause__
+    return not isinstance(cause, OSError) or cause.errno == errno.EIO

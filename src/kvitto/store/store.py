@@ -17,7 +17,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from kvitto.base.clock import Clock
-from kvitto.base.errors import StoreError, StoreFull, SyncError
+from kvitto.base.errors import StoreError, StoreFull, SyncError, UnknownFormat
 from kvitto.store import inventory, paths
 from kvitto.store.commit import Commit, GroupCommit
 from kvitto.store.copies import Copies, copy_now
@@ -314,7 +314,7 @@ class Store:
                 " from a backup, or have `kvitto salvage` make a directory of what can be read"
             )
         elif found != FORMAT:
-            raise StoreError(
+            raise UnknownFormat(
                 f"the data directory has format {found.decode(errors='replace').strip()!r}, this Kvitto reads {FORMAT.decode().strip()!r}"
             )
 
