@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -45,6 +45,7 @@ class Node:
         self.port = port()
         self.http = port()
         self.tls = port()
+        self.options: list[str] = []
         self.said: list[str] = []
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as the node
         self.process: subprocess.Popen[str]
@@ -52,7 +53,7 @@ class Node:
     def start(self) -> None:
         arguments = ["serve", "--data-dir", str(self.data), "--port", str(self.port), "--http-port", str(self.http)]
         arguments += ["--followers", self.address, "--etcd", self.cluster.etcd.url, "--cluster-key"]
-        arguments += [str(self.cluster.key), *self.cluster.options, *self.cluster.access]
+        arguments += [str(self.cluster.key), *self.cluster.options, *self.options, *self.cluster.access]
         if "--tls-cert" in self.cluster.options:
             arguments += ["--tls-port", str(self.tls)]
         self.process = subprocess.Popen(
@@ -99,6 +100,11 @@ class Node:
         return kvitto.connect_sync(f"amqp://guest:guest@127.0.0.1:{self.port}/", reconnect=False)
 
 
+def nothing(_node: Node) -> Sequence[str]:
+    """The `own` of nodes that differ in nothing."""
+    return ()
+
+
 class Cluster:
     def __init__(
         self,
@@ -109,8 +115,10 @@ class Cluster:
         options: Sequence[str] = (),
         known: Access = NOTHING,
         program: str = "kvitto.cli.main",
+        own: Callable[[Node], Sequence[str]] = nothing,
     ) -> None:
-        """`options`: further ones of the nodes. `known`: how nodes and commands get into etcd. `program`: the module that they run."""
+        """`options`: further ones of all nodes, `own` of each. `known`: how nodes and commands get into etcd. `program`: the module that
+        they run."""
         self.place = place
         self.program = program
         self.etcd = etcd
@@ -127,6 +135,7 @@ class Cluster:
         made = self.command("init", "--data-dir", str(self.nodes[0].data), "--min-in-sync", str(minimum))
         assert made.returncode == 0, made.stderr
         for node in self.nodes:
+            node.options = list(own(node))
             node.start()
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from kvitto.client.errors import AMQPError
+from kvitto.torture.proxy import Proxy
 from tests.cli.process import kvitto as command
 from tests.cluster.nodes import Cluster, Node, lines, numbers
 from tests.crash.serve import STOP_S
@@ -207,6 +208,23 @@ def test_a_node_that_starts_with_damage_does_not_lead_and_gets_a_good_copy(clust
     check(cluster, publisher.confirmed)
 
 
+def test_a_damaged_directory_may_be_chosen_if_it_is_the_last_one(cluster: Cluster) -> None:
+    """It lets others lead that are members. If their machines are lost for good, an operator decides."""
+    cluster.wait_in_sync(3)
+    with cluster.publisher() as publisher:
+        publisher.more(500)
+    leader = cluster.wait_for_leader()
+    for node in cluster.nodes:
+        node.kill()
+    damage(segments(leader)[0])
+    leader.start()
+    wait_until(lambda: lines(leader, "leads no more, and copies what is damaged"), what="it resigns")
+    wait_until(lambda: cluster.register.read().seat is None, what="it has given its seat up")
+    leader.kill()
+    done = cluster.command("force", "--data-dir", str(leader.data))
+    assert done.returncode == 0 and "some of its files are damaged" in done.stdout, done.stderr
+
+
 def test_a_leader_that_finds_damage_lets_another_one_lead(cluster: Cluster) -> None:
     """What it cannot read any more others can, and it gets their copy."""
     cluster.wait_in_sync(3)
@@ -255,6 +273,61 @@ def test_a_leader_goes_on_without_etcd_as_long_as_all_follow_it(tmp_path: Path) 
     finally:
         cluster.end()
         etcd.stop()
+
+
+def test_a_link_that_breaks_while_etcd_is_away_is_made_again(tmp_path: Path) -> None:
+    """Else the leader would have to end, because it is not promised any more that nobody tries to lead."""
+    etcd, proxies = FakeEtcd(), dict[Node, Proxy]()
+
+    def own(node: Node) -> Sequence[str]:
+        proxy = proxies[node] = Proxy()
+        proxy.target = "127.0.0.1", int(node.address.rpartition(":")[2])
+        proxy.start()
+        return "--advertise", f"127.0.0.1:{proxy.port}"
+
+    cluster = Cluster(tmp_path, etcd, count=2, own=own)
+    try:
+        cluster.wait_in_sync(2)
+        seat = cluster.register.read().seat
+        assert seat is not None
+        leader, follower = sorted(cluster.nodes, key=lambda node: not seat.address.endswith(f":{proxies[node].port}"))
+        with cluster.publisher() as publisher:
+            publisher.more(100)
+            etcd.deaf = True
+            wait_until(lambda: lines(leader, "cannot renew the lease"), what="the leader misses etcd")
+            before = len(lines(follower, "kvitto: following"))
+            assert proxies[leader].cut(lambda: True, reset=False)
+            wait_until(lambda: len(lines(follower, "kvitto: following")) > before, what="it follows again")
+            publisher.more(100)
+        assert not lines(leader, "leads no more") and len(lines(follower, "comparing files with")) == 1
+        etcd.deaf = False
+    finally:
+        cluster.end()
+        etcd.stop()
+        for proxy in proxies.values():
+            proxy.close()
+
+
+def test_a_node_whose_broker_cannot_start_lets_another_one_lead(cluster: Cluster) -> None:
+    """Its supervisor starts it again and again, and its lease has not ended by then."""
+    cluster.wait_in_sync(3)
+    leader = cluster.wait_for_leader()
+    bad, good = [node for node in cluster.nodes if node is not leader]
+    bad.kill()
+    bad.options = ["--definitions", str(cluster.place / "missing.json")]
+    bad.start()
+    cluster.wait_in_sync(3)
+    good.signal(signal.SIGSTOP)
+    leader.kill()
+    wait_until(lambda: lines(bad, "elected: this node leads"), what="the bad one is elected")
+    good.signal(signal.SIGCONT)
+
+    def leads() -> bool:
+        if not bad.alive:
+            bad.start()
+        return cluster.leader() is good
+
+    wait_until(leads, what="the good one leads")
 
 
 def test_a_copy_of_the_leaders_directory_is_refused(cluster: Cluster) -> None:

@@ -14,7 +14,7 @@ from kvitto.cluster.follower import LOOK_MS, Follower
 from kvitto.cluster.handshake import Refused
 from kvitto.cluster.link import Behind
 from kvitto.cluster.promotion import promote
-from kvitto.cluster.records import StreamError
+from kvitto.cluster.records import Kind, StreamError, two_paths
 from kvitto.store import paths
 from kvitto.store.segment import Segment, salts
 from kvitto.store.store import Store
@@ -527,6 +527,45 @@ def test_bytes_behind_the_last_batch_are_kept() -> None:
     pair.begin()
     pair.pump()
     assert pair.own == pair.theirs and replaced(pair.disk)[path] == before
+
+
+@pytest.mark.parametrize("path", ["../up", "/up", "queues//up", "queues/../../up", "", "./up"])
+@pytest.mark.parametrize("kind", [Kind.OPEN, Kind.MKDIR, Kind.RENAME, Kind.LINK, Kind.UNLINK, Kind.RMTREE])
+def test_a_path_outside_of_the_directory_is_refused(kind: Kind, path: str) -> None:
+    """Whoever has the key of the cluster may write into this directory, and nowhere else."""
+    pair = following(1)
+    payload = two_paths("inventory", path) if kind in (Kind.RENAME, Kind.LINK) else path.encode()
+    pair.leading.ring.put(kind, 900, 0, [payload])
+    before = pair.disk.files()
+    with pytest.raises(StreamError, match="not inside"):
+        pair.pump()
+    assert pair.disk.files() == before
+
+
+@pytest.mark.parametrize("payload", [b"\xff", b"nowhere/file"])
+def test_a_record_that_does_not_fit_is_refused(payload: bytes) -> None:
+    pair = following(1)
+    pair.leading.ring.put(Kind.OPEN, 900, 0, [payload])
+    with pytest.raises((StreamError, StoreError)):
+        pair.pump()
+
+
+def test_half_of_a_record_is_not_joined_with_another_leaders() -> None:
+    """A disk that is full may take a part of a write. The stream of whoever is elected then may have another record in that place."""
+    pair = following()
+    pair.disk.full = True
+    publish(pair.leading, "one more")
+    with pytest.raises(StoreFull):
+        pair.pump()
+    pair.disk.full = False
+    leader = pair.leading.leader
+    leader.continued, leader.session = (leader.session, leader.ring.next), "of the next leader"
+    pair.connect()
+    with pytest.raises(StreamError, match="compared"):
+        pair.pump()
+    pair.connect()
+    pair.pump()
+    assert pair.own == pair.theirs and pair.told.count("comparing files with leader") == 2
 
 
 # -- an end in order -----------------------------------------------------------------------------------------------

@@ -78,6 +78,14 @@ def test_a_loop_that_is_stuck_gives_no_sign_of_life(tmp_path: Path, supervisor: 
     asyncio.run(live())
 
 
+def test_a_start_that_takes_long_gives_signs_of_life(supervisor: socket.socket) -> None:
+    """A node of a cluster has said that it is ready long before its broker starts."""
+    address = supervisor.getsockname()
+    notify = Notify({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "30000"})
+    with notify.while_starting():
+        assert [supervisor.recv(100) for _ in range(3)] == 3 * [b"WATCHDOG=1"]
+
+
 @pytest.mark.parametrize("address", ["", "nonsense", "/nowhere/socket", "@kvitto-nobody-listens", "/" + "x" * 500])
 def test_without_a_supervisor_nothing_happens(address: str) -> None:
     notify = Notify({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "soon"})

@@ -10,6 +10,7 @@ import os
 import resource
 import signal
 import sys
+from contextlib import nullcontext
 from typing import Any
 
 from kvitto.base import environment
@@ -99,7 +100,7 @@ async def serve(config: Config, election: Election | None = None) -> int:
 
     server.when_opened = opened
     try:
-        with notify.while_starting():
+        with nullcontext() if election is None else notify.while_starting():
             await server.start()
     except OSError as error:
         print(f"kvitto: {cannot_listen(server, error)}", file=sys.stderr)

@@ -136,8 +136,7 @@ class Follower:
         """The directories with names that have not been synced."""
         self._aside = ""
         self._aside_directories: dict[str, None] = {}
-        self._moved = 0
-        self._looked_ms = 0
+        self._moved = self._looked_ms = 0
         self._open: dict[int, None] = {}
         self._counting = Counting(self._file)
         self._read: dict[str, Reading] = {}

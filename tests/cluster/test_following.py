@@ -1,0 +1,64 @@
+"""A follower's connection: how long it waits for its leader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+
+from kvitto.cli import following
+from kvitto.cli.following import SILENCE_S, talk
+from kvitto.cluster.follower import Follower
+from kvitto.cluster.records import StreamError
+
+
+class Scene:
+    """A clock, a socket that has something now and then, and a follower to which nothing of that is a whole record."""
+
+    def __init__(self, waits_s: float, works_s: float) -> None:
+        """Something comes after `waits_s`, and the follower is busy with it for `works_s`."""
+        self.now, self.left = 0.0, 4
+        self.heard, self.damage = 0, ""
+        self.alive = 0
+        self._waits_s, self._works_s = waits_s, works_s
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def begin(self) -> bytes:
+        return b""
+
+    def feed(self, _data: bytes) -> Iterator[bytes]:
+        for _ in range(10):
+            self.now += self._works_s / 10
+            yield b""
+
+    def recv(self, _most: int) -> bytes:
+        self.now += self._waits_s
+        self.left -= 1
+        return b"a part" if self.left else b""
+
+    def sendall(self, _data: bytes) -> None:
+        pass
+
+    settimeout = setsockopt = lambda *_: None
+
+    def lives(self) -> None:
+        self.alive += 1
+
+
+def talk_in(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(following, "time", scene)
+    return talk(cast(Follower, scene), cast(Any, scene), alive=scene.lives)
+
+
+def test_the_time_for_checksums_of_all_files_is_not_the_leaders(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(waits_s=0.25, works_s=100 * SILENCE_S)
+    assert talk_in(scene, monkeypatch) == "the leader has closed the connection"
+    assert scene.alive == 30, "whoever watches the process sees that it is alive"
+
+
+def test_a_leader_that_sends_no_whole_record_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(StreamError, match="no whole record"):
+        talk_in(Scene(waits_s=0.6 * SILENCE_S, works_s=0), monkeypatch)
