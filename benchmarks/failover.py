@@ -3,9 +3,9 @@
     python -m benchmarks.failover [--nodes 3] [--gb 10] [--queues 1000] [--times 5] [--place DIR]
 
 Nodes and an etcd run on this machine (`kvitto torture --nodes` uses the same), so all directories are on one disk and all processes share
-its cores. `--gb` of durable messages of 100 KB wait in `--queues` queues. A probe publishes one message after the other to whichever node
-answers. Then the leader is killed, stands still, or is ended in order, `--times` times each; the time is from that moment to the first
-confirm by another node. All nodes are in sync again before the next one.
+its cores. `--gb` of durable messages of 100 KB wait in `--queues` queues. A probe for each node publishes one message after the other to
+it. Then the leader is killed, stands still, or is ended in order, `--times` times each; the time is from that moment to the first confirm
+by another node that leads. All nodes are in sync again before the next one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from kvitto.base.table import table
 from kvitto.client import AMQPError, Connection, Properties
 from kvitto.server.etcd import Etcd
-from kvitto.torture.cluster import KvittoCluster
+from kvitto.torture.cluster import KvittoCluster, Member
 
 PLACE = Path(__file__).resolve().parent.parent / "build" / "bench" / "failover"
 BODY = bytes(100_000)
@@ -35,32 +35,34 @@ PROBED = "failover.probed"
 
 
 class Probe:
-    """Publishes one message after the other to whichever node answers."""
+    """Publishes one message after the other to a node. If that does not lead it passes them on to whichever does."""
 
-    def __init__(self, uris: Sequence[str]) -> None:
+    def __init__(self, node: Member) -> None:
+        self.node = node
         self.confirmed_at = 0.0
-        self.by = ""
-        self._uris = uris
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
     def _run(self) -> None:
         while not self._ended.is_set():
-            for uri in self._uris:
-                with (
-                    suppress(AMQPError, OSError, TimeoutError),
-                    Connection(f"{uri}&connection_timeout=500") as connection,
-                ):
-                    channel = connection.channel()
-                    channel.queue_declare(PROBED, durable=True, arguments={"x-max-length": 10})
-                    channel.confirm_select()
-                    while not self._ended.is_set():
-                        channel.publish(b"probe", "", PROBED, DURABLE)
-                        channel.wait_for_confirms(2)
-                        self.by, self.confirmed_at = uri, time.monotonic()
-                        time.sleep(0.001)
+            with (
+                suppress(AMQPError, OSError, TimeoutError),
+                Connection(f"{self.node.uri}&connection_timeout=500") as connection,
+            ):
+                channel = connection.channel()
+                channel.queue_declare(PROBED, durable=True, arguments={"x-max-length": 10})
+                channel.confirm_select()
+                while not self._ended.is_set():
+                    channel.publish(b"probe", "", PROBED, DURABLE)
+                    channel.wait_for_confirms(2)
+                    self.confirmed_at = time.monotonic()
+                    time.sleep(POLL_S)
             time.sleep(POLL_S)
+
+    def leads_since(self, lost_at: float) -> bool:
+        """Return whether the node has been elected since then, and has confirmed something itself."""
+        return self.confirmed_at > self.node.leads_since > lost_at
 
     def end(self) -> None:
         self._ended.set()
@@ -99,7 +101,7 @@ def main(arguments: Sequence[str]) -> int:
     cluster = KvittoCluster(options.place, options.nodes)
     ways: dict[str, Callable[[], object]] = {"kill -9": cluster.kill, "SIGSTOP": cluster.pause, "SIGTERM": cluster.stop}
     found: dict[str, list[float]] = {way: [] for way in ways}
-    probe: Probe | None = None
+    probes: list[Probe] = []
     try:
         cluster.start()
         register = Etcd([cluster.etcd_url], "kvitto")
@@ -108,21 +110,21 @@ def main(arguments: Sequence[str]) -> int:
         fill(cluster.uri, int(options.gb * 1e9), options.queues)
         whole(register, options.nodes)
         print(f"{options.gb:g} GB wait in {options.queues} queues after {time.monotonic() - began:.0f} s", flush=True)
-        probe = Probe([node.uri for node in cluster.nodes])
+        probes = [Probe(node) for node in cluster.nodes]
         for _ in range(options.times):
             for way, do in ways.items():
                 time.sleep(BETWEEN_S)
-                old, lost_at = cluster.uri, time.monotonic()
+                lost_at = time.monotonic()
                 do()
-                while probe.by == old or probe.confirmed_at < lost_at:
+                while not (new := [probe for probe in probes if probe.leads_since(lost_at)]):
                     time.sleep(POLL_S / 10)
-                found[way].append(probe.confirmed_at - lost_at)
+                found[way].append(new[0].confirmed_at - lost_at)
                 cluster.resume()
                 cluster.start()
                 whole(register, options.nodes)
                 print(f"{way}: {found[way][-1]:.2f} s", flush=True)
     finally:
-        if probe is not None:
+        for probe in probes:
             probe.end()
         cluster.close()
         shutil.rmtree(options.place, ignore_errors=True)

@@ -366,7 +366,10 @@ class Candidate:
                 watch.stop()
             self._stand_as(WAITING, why)
         self._say(f"{seat.address}: {why}; trying again")
-        self._pause = AGAIN_S if starts or follower.place > before else min(2 * self._pause, AGAIN_MAX_S)
+        if follower.place > before:
+            self._pause = AT_ONCE_S  # if its process has ended its machine refuses connections
+        else:
+            self._pause = AGAIN_S if starts else min(max(2 * self._pause, AGAIN_S), AGAIN_MAX_S)
         time.sleep(self._pause)
 
     def _is_dead(self, seat: Seat) -> None:
