@@ -1,10 +1,12 @@
 """Exactly once, for real: a standalone cluster, and everything in it killed with SIGKILL while messages flow.
 
-    .venv/bin/python -m tests.spark.chaos.run [--messages 1000000] [--kills 10] [--seed N] [--place DIR]
+    .venv/bin/python -m tests.spark.chaos.run [--messages 1000000] [--kills 10] [--nodes N] [--seed N] [--place DIR]
 
 One publisher, a fanout to queues `a` and `b`; Spark lands `a` in a Parquet table and sends `b`, transformed, to queue `out`
 (driver.py). Meanwhile driver, executors and broker are killed at random, `--kills` times each. At the end each message that the
 broker confirmed must be in the table and in `out`, and no message of `a` or `b` may be in either twice.
+
+With `--nodes 3` the broker is a cluster: its leader is killed, stands still, or ends in order, and another node is elected.
 """
 
 from __future__ import annotations
@@ -20,10 +22,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from urllib.parse import urlsplit
 
 from benchmarks.sink_table import read
 from examples.flights.children import Child
 from kvitto.client import AMQPError, Connection, Properties
+from kvitto.torture.cluster import KvittoCluster
+from kvitto.torture.proxy import Proxy
 from tests.spark.chaos.cluster import Cluster
 from tests.spark.conftest import BrokerProcess
 
@@ -36,6 +41,39 @@ PAUSE_S = 4.0
 BATCHES = 40
 END_S = 300.0
 """After the last kill the rest must have gone through by then."""
+
+
+class Replicated:
+    """A cluster of several nodes behind one address, which is always the leader's."""
+
+    def __init__(self, place: Path, nodes: int, rng: Random) -> None:
+        self._cluster = KvittoCluster(place / "nodes", nodes)
+        self._rng = rng
+        self._proxy = Proxy()
+        self._proxy.start()
+        self.url = f"amqp://guest:guest@127.0.0.1:{self._proxy.port}/%2f"
+        self.start()
+
+    def kill(self) -> None:
+        """Lose the leader in one of three ways."""
+        self._proxy.target = None
+        self._rng.choice((self._cluster.kill, self._cluster.pause, self._cluster.stop))()
+        self._proxy.cut(lambda: True, reset=True)
+
+    def start(self) -> None:
+        """Wait until another node leads, and all of them are in sync."""
+        before = self._cluster.uri
+        self._cluster.start()
+        while self._cluster.uri == before:
+            threading.Event().wait(0.1)
+            self._cluster.look()
+        self._proxy.target = "127.0.0.1", urlsplit(self._cluster.uri).port or 0
+        self._cluster.resume()
+        self._cluster.wait_in_sync()
+
+    def close(self) -> None:
+        self._cluster.close()
+        self._proxy.close()
 
 
 @dataclass
@@ -100,9 +138,12 @@ class Publisher(threading.Thread):
 
 
 class Chaos:
-    """`kills`: how often each of VICTIMS is killed. `cluster`: nobody else uses it meanwhile."""
+    """`kills`: how often each of VICTIMS is killed. `cluster`: nobody else uses it meanwhile. `nodes`: those of the broker."""
 
-    def __init__(self, place: Path, messages: int, kills: Mapping[str, int], seed: int, cluster: Cluster) -> None:
+    def __init__(
+        self, place: Path, messages: int, kills: Mapping[str, int], seed: int, cluster: Cluster, nodes: int = 1
+    ) -> None:
+        self.nodes = nodes
         self.place = place
         self.cluster = cluster
         self.rng = Random(seed)
@@ -112,7 +153,11 @@ class Chaos:
 
     def run(self) -> Report:
         started = time.monotonic()
-        self.broker = BrokerProcess(self.place)
+        self.broker: BrokerProcess | Replicated
+        if self.nodes == 1:
+            self.broker = BrokerProcess(self.place)
+        else:
+            self.broker = Replicated(self.place, self.nodes, self.rng)
         try:
             with Connection(self.broker.url) as connection:
                 channel = connection.channel()
@@ -123,7 +168,10 @@ class Chaos:
             self.publish_and_kill()
             self.check()
         finally:
-            self.broker.kill()
+            if isinstance(self.broker, Replicated):
+                self.broker.close()
+            else:
+                self.broker.kill()
         self.report.seconds = time.monotonic() - started
         return self.report
 
@@ -219,6 +267,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="tests.spark.chaos.run", description=__doc__)
     parser.add_argument("--messages", type=int, default=1_000_000)
     parser.add_argument("--kills", type=int, default=10, help="of each: driver, executor, broker")
+    parser.add_argument("--nodes", type=int, default=1, help="3 or more: a cluster that elects its leader")
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--place", type=Path, default=None)
     arguments = parser.parse_args()
@@ -228,7 +277,8 @@ def main() -> int:
         place.mkdir(parents=True, exist_ok=True)
         cluster = Cluster(place)
         stack.callback(cluster.stop)
-        report = Chaos(place, arguments.messages, dict.fromkeys(VICTIMS, arguments.kills), seed, cluster).run()
+        kills = dict.fromkeys(VICTIMS, arguments.kills)
+        report = Chaos(place, arguments.messages, kills, seed, cluster, arguments.nodes).run()
     print(report)
     return 0 if report.right else 1
 
