@@ -40,6 +40,8 @@ class Probe:
     def __init__(self, node: Member) -> None:
         self.node = node
         self.confirmed_at = 0.0
+        self.taken: list[float] = []
+        """The seconds that each confirm has taken."""
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -54,9 +56,11 @@ class Probe:
                 channel.queue_declare(PROBED, durable=True, arguments={"x-max-length": 10})
                 channel.confirm_select()
                 while not self._ended.is_set():
+                    began = time.monotonic()
                     channel.publish(b"probe", "", PROBED, DURABLE)
                     channel.wait_for_confirms(2)
                     self.confirmed_at = time.monotonic()
+                    self.taken.append(self.confirmed_at - began)
                     time.sleep(POLL_S)
             time.sleep(POLL_S)
 

@@ -1,0 +1,97 @@
+"""How fast a node with an empty directory gets what waits, and what publishers feel of it meanwhile.
+
+    python -m benchmarks.catching_up [--nodes 3] [--gb 10] [--queues 1000] [--place DIR]
+
+Nodes and an etcd run on this machine, so all directories are on one disk. `--gb` of durable messages of 100 KB wait in `--queues` queues.
+A follower is killed, and started with an empty directory. Its rate is compared with that of a plain copy of the leader's directory to the
+same disk, each file synced. A probe publishes one message after the other to the leader: its 99th percentile before, and meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.failover import Probe, fill, whole
+from kvitto.base.table import table
+from kvitto.server.etcd import Etcd
+from kvitto.torture.cluster import KvittoCluster
+
+PLACE = Path(__file__).resolve().parent.parent / "build" / "bench" / "catching-up"
+QUIET_S = 15.0
+COPY_BYTES = 1 << 20
+
+
+def copy(source: Path, target: Path) -> int:
+    """Copy a directory, and sync each file. Return its bytes."""
+    total = 0
+    for path in source.rglob("*"):
+        if path.is_file() and path.name != "lock":
+            to = target / path.relative_to(source)
+            to.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("rb") as read, to.open("wb") as written:
+                shutil.copyfileobj(read, written, COPY_BYTES)
+                written.flush()
+                os.fdatasync(written.fileno())
+                total += written.tell()
+    return total
+
+
+def p99_ms(taken: Sequence[float]) -> float:
+    return statistics.quantiles(taken, n=100)[-1] * 1000
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.catching_up", description=__doc__.partition("\n")[0])
+    parser.add_argument("--nodes", type=int, default=3)
+    parser.add_argument("--gb", type=float, default=10.0)
+    parser.add_argument("--queues", type=int, default=1000)
+    parser.add_argument("--place", type=Path, default=PLACE)
+    options = parser.parse_args(arguments)
+    shutil.rmtree(options.place, ignore_errors=True)
+    cluster = KvittoCluster(options.place, options.nodes)
+    probe: Probe | None = None
+    try:
+        cluster.start()
+        register = Etcd([cluster.etcd_url], "kvitto")
+        whole(register, options.nodes)
+        fill(cluster.uri, int(options.gb * 1e9), options.queues)
+        whole(register, options.nodes)
+        node = cluster.nodes[cluster.nodes.index(cluster.leader) - 1]
+        node.kill()
+        shutil.rmtree(node.data)
+        whole(register, options.nodes - 1)
+        began = time.monotonic()
+        size = copy(cluster.leader.data, options.place / "copy")
+        copied_s = time.monotonic() - began
+        shutil.rmtree(options.place / "copy")
+        probe = Probe(cluster.leader)
+        time.sleep(QUIET_S)
+        before, probe.taken = probe.taken, []
+        began = time.monotonic()
+        node.begin()
+        whole(register, options.nodes)
+        caught_up_s = time.monotonic() - began
+        meanwhile = probe.taken
+    finally:
+        if probe is not None:
+            probe.end()
+        cluster.close()
+        shutil.rmtree(options.place, ignore_errors=True)
+    rows = [
+        ("a plain copy", f"{copied_s:.1f} s", f"{size / copied_s / 1e6:.0f} MB/s"),
+        ("catching up", f"{caught_up_s:.1f} s", f"{size / caught_up_s / 1e6:.0f} MB/s"),
+    ]
+    print(table((f"{size / 1e9:.1f} GB", "", ""), rows))
+    print(f"the leader's confirms, p99: {p99_ms(before):.1f} ms before, {p99_ms(meanwhile):.1f} ms meanwhile")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
