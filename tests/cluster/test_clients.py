@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import signal
 import socket
 import threading
@@ -19,6 +20,7 @@ from kvitto.client.errors import AMQPError
 from kvitto.cluster.handshake import Inbox, read_key
 from kvitto.cluster.passing import AMQP, HTTP, MAGIC, Client, Elsewhere, Passing
 from kvitto.cluster.records import StreamError
+from kvitto.server.front import HEADS_MAX
 from tests.cli.process import kvitto as command
 from tests.cluster.nodes import Cluster, Node, numbers
 from tests.http.api import Http
@@ -247,6 +249,27 @@ def test_clients_of_a_leader_that_stands_still_are_closed_when_another_one_leads
         leader.signal(signal.SIGCONT)
         cluster.wait_in_sync(3)
     wait_until(lambda: api(leader).call("GET", "/healthz/ready").status == 200, what="it listens again")
+
+
+def test_clients_that_send_half_a_head_are_few(cluster: Cluster) -> None:
+    """Each has up to 64 KiB in the memory of a node, without any login."""
+    cluster.wait_in_sync(3)
+    leader = cluster.wait_for_leader()
+    node = next(node for node in cluster.nodes if node is not leader)
+    clients = [socket.create_connection(("127.0.0.1", node.http)) for _ in range(HEADS_MAX + 20)]
+    try:
+        for client in clients:
+            client.sendall(b"GET /api/overview HTTP/1.1\r\nHost: x\r\n")
+
+        def ended() -> bool:
+            readable, _, _ = select.select(clients, [], [], 0)
+            return len(readable) >= 20
+
+        wait_until(ended, what="the first ones are closed")
+        assert api(node).call("GET", "/healthz/live").status == 200
+    finally:
+        for client in clients:
+            client.close()
 
 
 def test_without_a_leader_nodes_refuse_at_once_and_say_so(cluster: Cluster) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
@@ -23,7 +24,7 @@ from kvitto.client import Connection
 from kvitto.client.aio.events import Blocked, Event
 from kvitto.client.blocking.connection import SyncConnection
 from kvitto.cluster.handshake import read_key
-from kvitto.server.followers import BEGINNERS_MAX
+from kvitto.server.followers import BEGINNERS_MAX, FILES
 from kvitto.store import paths
 from kvitto.store.store import IN_ORDER
 from tests.cli.process import kvitto as command
@@ -284,6 +285,32 @@ def test_strangers_who_hold_connections_do_not_keep_a_follower_out(pair: Pair) -
     try:
         pair.follow(pair.place / "two")
         pair.wait()
+    finally:
+        for stranger in strangers:
+            stranger.close()
+
+
+@pytest.mark.slow
+def test_a_flood_of_strangers_takes_few_descriptors(pair: Pair) -> None:
+    """They come faster than the loop looks: without a bound they would take those that queues and syncs need."""
+    pair.wait()
+    open_files = Path(f"/proc/{pair.leader.process.pid}/fd")
+    before, most, count = len(list(open_files.iterdir())), 0, 4 * BEGINNERS_MAX
+    host, port = pair.address.rsplit(":", 1)
+    strangers = [socket.socket() for _ in range(count)]
+    try:
+        for stranger in strangers:
+            stranger.setblocking(False)
+            stranger.connect_ex((host, int(port)))
+
+        def ended() -> bool:
+            nonlocal most
+            most = max(most, len(list(open_files.iterdir())))
+            readable, _, _ = select.select(strangers, [], [], 0)
+            return len(readable) >= count - BEGINNERS_MAX
+
+        wait_until(ended, what="all but the last ones are closed")
+        assert most <= before + FILES
     finally:
         for stranger in strangers:
             stranger.close()

@@ -13,6 +13,7 @@ have been sent, and all records up to that moment, the follower has what the lea
 
 from __future__ import annotations
 
+import struct
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, NoReturn
@@ -43,6 +44,7 @@ STEP_BYTES = 256 << 10
 STEP_RECORDS = 400
 """A step sends at most so many bytes, or so many records, which takes about a millisecond."""
 NAMES_AT_ONCE = 400
+MARKS_MAX = 10_000
 TLS_BEGIN = b"\x16"
 """The first byte of a follower that speaks TLS."""
 SUMS_BYTES_MAX = 256 << 20
@@ -235,9 +237,12 @@ class Link:
             self._sums_bytes += len(payload) + 100
             if self._sums_bytes > SUMS_BYTES_MAX:
                 raise StreamError("too many files")
-            (length,) = NAMED.unpack_from(payload)
-            name, sums = payload[NAMED.size : NAMED.size + length], payload[NAMED.size + length :]
-            self._sums[name.decode()] = position, sums
+            try:
+                (length,) = NAMED.unpack_from(payload)
+                name = payload[NAMED.size : NAMED.size + length].decode()
+            except (struct.error, UnicodeDecodeError):
+                raise StreamError("checksums that cannot be read") from None
+            self._sums[name] = position, payload[NAMED.size + length :]
         elif kind == Kind.COMPARE and self._steps is None and not self._streaming:
             self._steps = self._compare()
         elif kind == Kind.REFUSED:
@@ -305,6 +310,8 @@ class Link:
         if parts:
             self.place = place
             self.sent += size
+            if len(self._marks) >= MARKS_MAX:  # a follower that acknowledges nothing
+                self._marks.pop()
             self._marks.append((place, total))
         return b"".join(parts)
 

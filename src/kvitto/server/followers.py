@@ -43,6 +43,10 @@ LINKS_MAX = 16
 BEGINNERS_MAX = 64
 """At most this many connections may be open that have not proved yet that they have the key. If one more comes, the oldest of them is
 closed. Each node opens at most four at a time for its clients."""
+ACCEPTED_AT_ONCE = 4
+"""Connections that are accepted in one round of the loop. Those that they replace are closed some rounds later."""
+FILES = LINKS_MAX + BEGINNERS_MAX + 8 * ACCEPTED_AT_ONCE
+"""The descriptors that the server has to leave for this listener."""
 READ_BYTES = 64 << 10
 BUFFER_BYTES = 1 << 20
 HANDSHAKE_S = 10.0
@@ -147,6 +151,8 @@ class Followers:
         """The nodes of the cluster that are not connected, each with the time at which it was last."""
         if election is not None:
             self.away = dict.fromkeys(set(election.document.members) - {election.member}, self._clock.now_ms())
+        self._is_cut = False
+        """Whether followers are sent nothing more."""
         self._reached = 0
         """How many bytes of the stream enough followers have acknowledged."""
         self.given_up = False
@@ -192,6 +198,9 @@ class Followers:
 
     def cut(self) -> None:
         """Send followers nothing more, not even what is in the ring."""
+        self._is_cut = True
+        if self._server is not None:
+            self._server.close()
         for task in self._tasks:
             task.cancel()
         self.ring.on_put = nothing
@@ -199,7 +208,7 @@ class Followers:
     # -- who has to be in sync ---------------------------------------------------------------------------------------
 
     async def wait_in_sync(self) -> None:
-        """Wait until enough followers have everything that this broker has. If `given_up` becomes true, return at once.
+        """Wait until enough followers have everything that this broker has. If `given_up` becomes true, or the broker has failed, return.
 
         No client may see what this broker has before that, since it may be on this disk alone.
         """
@@ -212,6 +221,8 @@ class Followers:
         began, said = time.monotonic(), False
         while not self.given_up and (self._enough.reached(acknowledged(self.links), place) or 0) < place:
             await asyncio.sleep(LOOK_S)
+            if self._is_cut:
+                return
             if self.why_over:
                 raise Deposed(self.why_over)
             if self.tenure is not None:
@@ -337,7 +348,9 @@ class Followers:
         """Listen for followers. Raise OSError if that is not possible."""
         sockets = await bind([self._host], self._wanted)
         self.port = sockets[0].getsockname()[1]
-        self._server = await asyncio.start_server(self._accepted, sock=sockets[0], backlog=BEGINNERS_MAX)
+        # asyncio accepts as many at once as the backlog is long, and tells its caller of them only then
+        self._server = await asyncio.start_server(self._accepted, sock=sockets[0], backlog=ACCEPTED_AT_ONCE)
+        sockets[0].listen(BEGINNERS_MAX)
         for more in sockets[1:]:
             more.close()
         self.ring.on_put = self._wake
@@ -422,13 +435,10 @@ class Followers:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer = writer.get_extra_info("peername") or ("?", 0)
         link = Link(self._leader, f"{in_url(str(peer[0]))}:{peer[1]}")
-        if len(self.links) >= LINKS_MAX:
-            log.warning("follower %s: there are %d already, it is not accepted", link.where, LINKS_MAX)
+        if self._is_cut:
             writer.close()
             return
-        beginners = [other for other in self._leader.links if not other.member]
-        if len(beginners) >= BEGINNERS_MAX and (oldest := self._serving[beginners[0]]) is not None:
-            oldest.cancel()  # who has proved nothing does not keep a follower out
+        self._end_a_beginner()
         self._leader.links.append(link)
         self._serving[link] = asyncio.current_task()
         wake = self._wakes[link] = asyncio.Event()
@@ -440,6 +450,9 @@ class Followers:
             first = await asyncio.wait_for(exactly(reader.read, len(PASSING_MAGIC)), HANDSHAKE_S)
             if first == PASSING_MAGIC and self.passed is not None:
                 await asyncio.wait_for(self.passed.take(reader, writer), HANDSHAKE_S)
+                return
+            if len(self.links) >= LINKS_MAX:
+                log.warning("follower %s: there are %d already, it is not accepted", link.where, LINKS_MAX)
                 return
             if self._tls is not None:
                 incoming = out = Encrypted(reader, writer, self._tls.leading)
@@ -469,7 +482,8 @@ class Followers:
         finally:
             if receiving is not None:
                 receiving.cancel()
-            self._leader.links.remove(link)
+            if link in self._leader.links:
+                self._leader.links.remove(link)
             self._received_at.pop(link, None)
             self._since_ms.pop(link, None)
             if link.member and self.tenure is not None and all(o.member != link.member for o in self.links):
@@ -477,6 +491,15 @@ class Followers:
             del self._serving[link]
             del self._wakes[link]
             writer.close()
+
+    def _end_a_beginner(self) -> None:
+        """End the oldest connection that has proved nothing, if there are many: who has the key must not be kept out."""
+        beginners = [link for link in self._leader.links if not link.member]
+        if len(beginners) < BEGINNERS_MAX:
+            return
+        self._leader.links.remove(beginners[0])  # at once: the next one that comes in this round ends another one
+        if (task := self._serving[beginners[0]]) is not None:
+            task.cancel()
 
     async def _receive(self, reader: Incoming, link: Link, wake: asyncio.Event) -> None:
         try:

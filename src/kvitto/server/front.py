@@ -39,6 +39,10 @@ LINGER_S = 30.0
 CLOSE_S = 5.0
 
 
+HEADS_MAX = 256
+"""At most this many HTTP connections are being read here: their heads are in memory. A leader takes as many connections in all."""
+
+
 class Own(Protocol):
     """What a node that does not lead answers itself."""
 
@@ -68,6 +72,8 @@ class Front:
         self._acceptors: list[Acceptor] = []
         self._clients: dict[asyncio.Task[None], None] = {}
         """The connections that begin, or are answered here."""
+        self._heads: dict[asyncio.Task[Any], None] = {}
+        """The HTTP connections of which the head of the request is being read, or that are answered here."""
         self._pairs: dict[Pair, None] = {}
         self._box = memoryview(bytearray(BUFFER_BYTES))
         self._beginning: asyncio.Semaphore
@@ -115,6 +121,8 @@ class Front:
             loop.run_until_complete(self._serve())
         except OSError as error:
             self._error = error
+        except Exception as error:  # noqa: BLE001 - top of the thread: a name of a host may be none, for example
+            self._error = OSError(str(error))
         finally:
             loop.close()  # it does not wait for a name that is still being resolved, as asyncio.run does
             self._begun.set()
@@ -180,7 +188,7 @@ class Front:
         paired = False
         try:
             begun: bytes | None = b""
-            if service == HTTP and not (begun := await self._own.begin(self, sock, where)):
+            if service == HTTP and not (begun := await self._head(sock, where)):
                 return
             seat, leader = await self.reach(Client(service, where))
             try:
@@ -203,6 +211,20 @@ class Front:
         finally:
             if not paired:
                 sock.close()
+
+    async def _head(self, sock: socket.socket, where: Elsewhere) -> bytes | None:
+        """Do what `Own.begin` does. If many clients have not sent the whole head of their request, end the one that came first."""
+        task = asyncio.current_task()
+        assert task is not None
+        if len(self._heads) >= HEADS_MAX:
+            oldest = next(iter(self._heads))
+            del self._heads[oldest]
+            oldest.cancel()
+        self._heads[task] = None
+        try:
+            return await self._own.begin(self, sock, where)
+        finally:
+            self._heads.pop(task, None)
 
     async def reach(self, client: Client) -> tuple[Seat, socket.socket]:
         """Return the leader and a connection to it that belongs to this client. Raises Unreached."""

@@ -31,6 +31,7 @@ from kvitto.protocol.unacked import Held, held
 from kvitto.server import definitions
 from kvitto.server.acceptor import Acceptor
 from kvitto.server.driving import TURN_S, Driving, nothing
+from kvitto.server.followers import FILES as FOLLOWERS_FILES
 from kvitto.server.followers import Followers
 from kvitto.server.heartbeats import Heartbeats
 from kvitto.server.listening import bind
@@ -182,15 +183,8 @@ class Server(Driving):
         config = self.config
         self.when_opened()
         try:
-            if self.followers is not None:
-                await self.followers.listen()
-                await self.followers.wait_in_sync()
-                if self.followers.given_up:
-                    await self.stop()
-                    return
-                self.followers.close_gate(self)
-                if self.followers.tenure is not None:
-                    self.tenure = self.followers.tenure
+            if self.followers is not None and not await self._wait_for(self.followers):
+                return
             self.port = await self._listen(config.port)
             if config.tls_port is not None:
                 self.tls_port = await self._listen(config.tls_port, self._tls)
@@ -205,6 +199,20 @@ class Server(Driving):
         self.schedule()
         self.shovels.start()
         self._scrubbing.start()
+
+    async def _wait_for(self, followers: Followers) -> bool:
+        """Wait until enough followers are in sync. Return False if the start was given up. Raise what has made the broker fail."""
+        await followers.listen()
+        await followers.wait_in_sync()
+        if self._error is not None:
+            raise self._error
+        if followers.given_up:
+            await self.stop()
+            return False
+        followers.close_gate(self)
+        if followers.tenure is not None:
+            self.tenure = followers.tenure
+        return True
 
     def _refuse_damage(self) -> None:
         """In a cluster, have another member lead if files are damaged here: nobody has been told of them yet. Raises Damaged."""
@@ -347,6 +355,8 @@ class Server(Driving):
         """Return the number of descriptors that are left after `peers` connections, half of the reserve, and the files
         that existing queues may need."""
         needed = max(self.store.disk.open_files(), limits.FILES_PER_QUEUE * len(self.broker.queues)) + SCRUBBED
+        if self.followers is not None:
+            needed += FOLLOWERS_FILES
         return open_files_max() - files_reserve() // 2 - self._other_files - needed - peers
 
     def _peers(self) -> int:
