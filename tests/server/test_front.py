@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -206,6 +207,43 @@ def test_a_client_that_does_not_close_its_side_is_closed_at_last(world: World, m
     assert gone(client)
     wait_until(lambda: not world.front.connections, what="nothing is left of it")
     assert gone(taken.sock)
+
+
+def test_a_client_that_does_not_read_is_closed_at_last_when_the_leader_has_reset_its_side(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody reads the leader's side then, where that would be seen."""
+    monkeypatch.setattr(fronts, "LOOK_S", 0.01)
+    monkeypatch.setattr(fronts, "LINGER_S", 0.05)
+    client = world.connect()
+    taken = world.leader.next()
+    fill(taken.sock)
+    assert world.front.connections == 1
+    taken.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    taken.sock.close()
+    wait_until(lambda: not world.front.connections, what="the client is closed")
+    client.close()
+
+
+def test_a_client_that_reads_late_gets_everything(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fronts, "LOOK_S", 0.01)
+    monkeypatch.setattr(fronts, "LINGER_S", 0.05)
+    client = world.connect()
+    taken = world.leader.next()
+    count, got = fill(taken.sock), 0
+    while got < count:
+        got += len(client.recv(1 << 20))
+    assert world.front.connections == 1
+
+
+def fill(sock: socket.socket) -> int:
+    """Send until nothing more is taken for a while. Return the number of bytes."""
+    sock.settimeout(0.2)
+    count = 0
+    with suppress(TimeoutError):
+        while True:
+            count += sock.send(bytes(1 << 16))
+    return count
 
 
 def test_connections_end_when_another_node_leads_and_new_ones_go_there(world: World) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import select
 import socket
 import threading
 from contextlib import suppress
@@ -35,6 +36,7 @@ REACH_S = 3.0
 REACH_AT_ONCE = 4
 """The number of connections that a node begins at one time."""
 LINGER_S = 30.0
+LOOK_S = 5.0
 """When the leader has closed its side, a client gets this much time to read what is left."""
 CLOSE_S = 5.0
 
@@ -274,6 +276,7 @@ class Pair:
         self._pairs = pairs
         self._loop = loop
         self._last: asyncio.TimerHandle | None = None
+        self._looking: dict[End, asyncio.TimerHandle] = {}
         self._over = False
         self.client, self.leader = End(self, box), End(self, box)
         self.client.other, self.leader.other = self.leader, self.client
@@ -305,6 +308,25 @@ class Pair:
         if end is self.leader:
             self._last = self._loop.call_later(LINGER_S, self.end)
 
+    def paused(self, end: End) -> None:
+        """One side takes nothing, so the other one is not read, and its end would not be seen: look for that from time to time.
+
+        Who closes in order with bytes that are not taken is seen late, when its system gives up and resets the connection.
+        """
+        self._look(end, 0.0)
+
+    def resumed(self, end: End) -> None:
+        if (looking := self._looking.pop(end, None)) is not None:
+            looking.cancel()
+
+    def _look(self, end: End, gone_s: float) -> None:
+        """`gone_s`: for how long the other side has been gone, while this one has taken nothing."""
+        if gone_s >= LINGER_S:
+            self.end()
+            return
+        gone_s = gone_s + LOOK_S if is_gone(end.other.transport.get_extra_info("socket")) else 0.0
+        self._looking[end] = self._loop.call_later(LOOK_S, self._look, end, gone_s)
+
     def end(self) -> None:
         self._over = True
         for end in (self.client, self.leader):
@@ -317,6 +339,8 @@ class Pair:
         self._pairs.pop(self, None)
         if self._last is not None:
             self._last.cancel()
+        for looking in self._looking.values():
+            looking.cancel()
         for end in (self.client, self.leader):
             if end.made and not end.lost:
                 end.transport.close() if end.other.eof else end.transport.abort()
@@ -351,8 +375,10 @@ class End(asyncio.BufferedProtocol):
     def pause_writing(self) -> None:
         if not self.other.eof:
             self.other.transport.pause_reading()
+            self._pair.paused(self)
 
     def resume_writing(self) -> None:
+        self._pair.resumed(self)
         if not self.other.eof:
             self.other.go()
 
@@ -364,6 +390,13 @@ class End(asyncio.BufferedProtocol):
     def connection_lost(self, _error: Exception | None) -> None:
         self.lost = True
         self._pair.lost()
+
+
+def is_gone(sock: socket.socket) -> bool:
+    """Return whether the peer has closed or reset a connection, although what it has sent before has not been read."""
+    look = select.poll()
+    look.register(sock.fileno(), getattr(select, "POLLRDHUP", 0))
+    return bool(look.poll(0))
 
 
 async def connected(loop: asyncio.AbstractEventLoop, host: str, port: int) -> socket.socket:
