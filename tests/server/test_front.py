@@ -215,8 +215,7 @@ def test_a_client_that_does_not_read_is_closed_at_last_when_the_leader_has_reset
     """Nobody reads the leader's side then, where that would be seen."""
     monkeypatch.setattr(fronts, "LOOK_S", 0.01)
     monkeypatch.setattr(fronts, "LINGER_S", 0.05)
-    client = world.connect()
-    taken = world.leader.next()
+    client, taken = world.pair()
     fill(taken.sock)
     assert world.front.connections == 1
     taken.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -228,12 +227,13 @@ def test_a_client_that_does_not_read_is_closed_at_last_when_the_leader_has_reset
 def test_a_client_that_reads_late_gets_everything(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fronts, "LOOK_S", 0.01)
     monkeypatch.setattr(fronts, "LINGER_S", 0.05)
-    client = world.connect()
-    taken = world.leader.next()
+    client, taken = world.pair()
     count, got = fill(taken.sock), 0
     while got < count:
         got += len(client.recv(1 << 20))
     assert world.front.connections == 1
+    taken.sock.close()
+    assert gone(client)
 
 
 def fill(sock: socket.socket) -> int:
