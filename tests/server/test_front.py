@@ -54,6 +54,7 @@ class FakeLeader:
     def __init__(self, key: bytes = KEY, services: tuple[str, ...] = (AMQP, HTTP)) -> None:
         self.taken: list[Taken] = []
         self.refused: list[str] = []
+        self._writers: list[asyncio.StreamWriter] = []
         self._on = PassedOn(key, CLUSTER)
         for service in services:
             self._on.services[service] = self._taker(service)
@@ -71,6 +72,7 @@ class FakeLeader:
         return lambda sock, where: self.taken.append(Taken(service, sock, where))
 
     async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.append(writer)
         try:
             assert await reader.readexactly(len(MAGIC)) == MAGIC
             await self._on.take(reader, writer)
@@ -83,8 +85,19 @@ class FakeLeader:
         wait_until(lambda: bool(self.taken), what="a connection is passed on")
         return self.taken.pop(0)
 
+    async def _end(self) -> None:
+        """End what is served: with the loop gone its sockets would stay open."""
+        self._server.close()
+        serving = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in serving:
+            task.cancel()
+        await asyncio.gather(*serving, return_exceptions=True)
+        for writer in self._writers:
+            writer.close()
+        await asyncio.sleep(0)  # the transports close their sockets in the next round
+
     def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._server.close)
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(TIMEOUT_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._listening.close()
