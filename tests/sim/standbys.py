@@ -239,6 +239,10 @@ class Standby:
             if self.caught_up():
                 compare(self.leader, self.disk)
                 return
+            assert self.leader is not None
+            ring = self.leader.ring
+            if ring.told < ring.next:
+                ring.put(Kind.TIME, 0, 0, ())  # the leader is idle, and says so
             self.pump()
             if crashes and self.follower.copying and self.rng.random() < CRASHES:
                 crashes -= 1
