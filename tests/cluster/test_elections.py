@@ -15,6 +15,7 @@ from kvitto.torture.proxy import Proxy
 from tests.cli.process import kvitto as command
 from tests.cluster.nodes import Cluster, Node, lines, numbers
 from tests.crash.serve import STOP_S
+from tests.http.api import Http
 from tests.support.etcd import FakeEtcd, RealEtcd, real_etcd
 from tests.support.wait import wait_until
 
@@ -123,6 +124,27 @@ def test_with_too_few_nodes_nothing_is_confirmed(cluster: Cluster) -> None:
         publisher.more(100)
         cluster.wait_in_sync(3)
     check(cluster, publisher.confirmed)
+
+
+def test_a_node_that_was_elected_and_waits_for_others_says_that_it_is_alive(cluster: Cluster) -> None:
+    """Its broker does not listen yet. Whoever runs containers would take it for dead, and end it."""
+    cluster.wait_in_sync(3)
+    leader = cluster.wait_for_leader()
+    for node in cluster.nodes:
+        node.kill()
+    before = len(lines(leader, "elected: this node leads"))
+    leader.start()
+    http = Http(f"http://127.0.0.1:{leader.http}")
+    wait_until(lambda: len(lines(leader, "elected: this node leads")) > before, what="it is elected")
+    assert http.call("GET", "/healthz/live").status == 200
+    assert http.call("GET", "/healthz/ready").status == 503
+    with pytest.raises((AMQPError, OSError)):
+        leader.connect()
+    for node in cluster.nodes:
+        if node is not leader:
+            node.start()
+    assert cluster.wait_for_leader() is leader
+    assert http.call("GET", "/healthz/leader").status == 200
 
 
 def test_all_nodes_are_killed_at_once(cluster: Cluster) -> None:

@@ -182,9 +182,12 @@ class Candidate:
         self._standing = replace(self._standing, member=self.member.member)
         self._listen()
         try:
-            return self._elected()
-        finally:
-            self.front.close()  # if this node leads, its broker listens there
+            election = self._elected()
+        except BaseException:
+            self.front.close()
+            raise
+        self._stand_as(WAITING, "this node was elected, and its broker starts, or waits until enough nodes are in sync")
+        return election
 
     def _elected(self) -> Election:
         """Follow until this node is elected, while clients are passed on."""
@@ -479,7 +482,7 @@ class Candidate:
             raise
         inherited = follower.inherit() if follower is not None else None
         log.info("elected: this node leads epoch %d, since %s", wanted.epoch, why)
-        return Election(self._register, wanted, version, seat, held, inherited, before)
+        return Election(self._register, wanted, version, seat, held, inherited, before, self.front.close)
 
     def _why(self, seen: Seen) -> str:
         """Return why there is an election, for people."""

@@ -212,6 +212,7 @@ class Server(Driving):
         followers.close_gate(self)
         if followers.tenure is not None:
             self.tenure = followers.tenure
+            self.tenure.release()
         return True
 
     def _refuse_damage(self) -> None:

@@ -47,6 +47,10 @@ class Damaged(StoreError):
     """Files of this node's directory are damaged, and other members have good ones. It may not lead before it has copied theirs."""
 
 
+def released() -> None:
+    """The `release` of a node that does not listen."""
+
+
 @dataclass
 class Election:
     """What a node that was elected begins with."""
@@ -60,6 +64,9 @@ class Election:
     """What it has of the old leader's stream, None if followers have to compare their files."""
     before: str
     """The member that led before, "" if none did, or this one."""
+    release: Callable[[], None] = released
+    """Closes the listeners for clients that the node has had until now. Its broker calls this just before it listens there itself, so that
+    somebody says that the node is alive while the broker starts, or waits for members."""
 
     @property
     def member(self) -> str:
@@ -74,6 +81,7 @@ class Tenure:
         self.membership = Membership(election.member, election.document, election.version)
         self.lease = election.lease
         self.seat = election.seat
+        self.release = election.release
         self._register = election.register
         self._silent_s = silent_s
         self._before = election.before
