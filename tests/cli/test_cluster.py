@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -97,6 +98,9 @@ def test_a_node_starts_on_no_guess(etcd: FakeEtcd, key: Path, tmp_path: Path) ->
     write_member(disk, Member(document.cluster, "1", "kvitto", document.members[0]))
     write_history(disk, ["7:x"])
     assert "knows epoch 7" in refused(*start)
+    (data / "history").write_bytes(b"7:\xb1\n")
+    assert "history cannot be read: let this node follow with an empty directory" in refused(*start)
+    write_history(disk, ["7:x"])
     forced = kvitto("cluster", "force", "--etcd", etcd.url, "--data-dir", str(data))
     assert forced.returncode == 0, forced.stderr
     found = register.read().document
@@ -131,3 +135,12 @@ def test_a_node_starts_on_no_guess(etcd: FakeEtcd, key: Path, tmp_path: Path) ->
 def test_settings_that_do_not_go_together_are_refused(settings: dict[str, object], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         Config(**settings)  # type: ignore[arg-type]
+
+
+def test_a_node_that_could_not_lead_is_not_started(tmp_path: Path, etcd: FakeEtcd, key: Path) -> None:
+    data = tmp_path / "one"
+    kvitto("cluster", "init", "--etcd", etcd.url, "--data-dir", str(data))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        started = [address if word.startswith("127.0.0.1:") else word for word in node(etcd, key, data)]
+        assert "This node could not lead: choose another --followers" in refused(*started)

@@ -375,3 +375,5 @@ def test_a_warm_standby_does_not_count_as_a_member(cluster: Cluster) -> None:
     data = str(cluster.place / "standby")
     followed = command("serve", "--data-dir", data, "--follow", leader.address, "--cluster-key", str(cluster.key))
     assert followed.returncode == 1 and "belongs to no cluster: start it with --etcd" in followed.stderr
+    nodes = Http(f"http://127.0.0.1:{leader.http}").get("/api/nodes")
+    assert len(nodes) == 3 and all(node["running"] for node in nodes), "nor as a node that is away"

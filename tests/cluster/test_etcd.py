@@ -119,7 +119,7 @@ def test_what_cannot_be_read_is_refused_with_words() -> None:
                 register.read()
 
 
-@pytest.mark.parametrize("text", ["ftp://host", "http://", "host:port", "http://host/path"])
+@pytest.mark.parametrize("text", ["ftp://host", "http://", "host:port", "http://host/path", "http://[::1"])
 def test_an_endpoint_is_an_address(text: str) -> None:
     with pytest.raises(ConfigError, match="is no address of etcd"):
         Etcd([text], "test")

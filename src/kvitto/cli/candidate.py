@@ -5,6 +5,7 @@ A node that has led and may not any more begins anew in the same process (`exec`
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
@@ -44,7 +45,7 @@ from kvitto.server.etcd import Etcd, access
 from kvitto.server.front import Front
 from kvitto.server.front_http import OwnAnswers
 from kvitto.server.lease import TTL_S, Lease, boottime
-from kvitto.server.listening import ANY_IPV4, ANY_IPV6, in_url
+from kvitto.server.listening import ANY_IPV4, ANY_IPV6, bind, in_url
 from kvitto.server.node_tls import node_tls
 from kvitto.server.notify import Notify
 from kvitto.server.scrubbing import Scrubbing, place_of
@@ -263,6 +264,15 @@ class Candidate:
     def _listen(self) -> None:
         """Listen for clients, whose connections are passed on to the leader. Raises Refused."""
         config = self._config
+        host, port = address(config.followers)
+        try:
+            for sock in asyncio.run(bind([host], port)):
+                sock.close()
+        except OSError as error:
+            why = os.strerror(error.errno).lower() if error.errno and error.errno > 0 else error.strerror
+            raise Refused(
+                f"cannot listen on {config.followers}: {why}. This node could not lead: choose another --followers"
+            ) from None
         own = OwnAnswers(limits.of(config.limits), lambda: replace(self._standing, document=self._document))
         self.front = Front(config, self._key, self.member.cluster, own)
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -98,6 +99,10 @@ def demonstration(args: argparse.Namespace) -> int:
     from kvitto.cli.cluster_demo import demonstrate  # the client is loaded for this alone
 
     try:
+        if args.kills < 1:
+            return told(ConfigError(f"--kills must be 1 or more, not {args.kills}"), USAGE)
+        for number in (signal.SIGTERM, signal.SIGHUP):  # what it has started ends with it, as with Ctrl-C
+            signal.signal(number, signal.default_int_handler)
         return demonstrate(args.kills, args.program, lambda text: print(text, flush=True))
     except Refused as error:
         return told(error, REFUSED)

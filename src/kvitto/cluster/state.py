@@ -10,6 +10,7 @@ which cluster the directory is.
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from dataclasses import asdict, dataclass, field
 from typing import TypeVar
@@ -26,6 +27,9 @@ RESIGNED_MAX = 30
 """A node gives the lead up at most this often within RESIGNED_MS because its files are damaged."""
 HISTORY_KEPT = 100
 """A directory remembers this many of the latest elections."""
+
+ENTRY = re.compile("([0-9]+:)?[0-9A-Za-z]+")
+"""An entry of a history."""
 
 T = TypeVar("T")
 
@@ -52,7 +56,13 @@ class Following:
 
 
 def read_history(disk: Disk) -> list[str]:
-    return disk.read_file(paths.HISTORY).decode().split() if disk.exists(paths.HISTORY) else []
+    """Return the history of a directory, [] if it has none. Raises StoreError if it cannot be read."""
+    if not disk.exists(paths.HISTORY):
+        return []
+    found = disk.read_file(paths.HISTORY).decode("ascii", "replace").split()
+    if not all(ENTRY.fullmatch(entry) for entry in found):
+        raise StoreError(f"{paths.HISTORY} cannot be read: let this node follow with an empty directory")
+    return found
 
 
 def write_history(disk: Disk, history: list[str]) -> None:

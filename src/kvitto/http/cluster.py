@@ -173,6 +173,8 @@ def transfer(call: Call) -> Response:
     wanted = fields.text(call.request.json(), "to", "")
     ready = call.api.host.followers.in_sync & set(tenure.others())
     found = [member for member in sorted(ready) if wanted in ("", member, member[:8], standing.node_name(member))]
+    if wanted in (me := tenure.membership.member, me[:8], standing.node_name(me)):
+        raise bad_request(f"node {me[:8]} leads already")
     if not found:
         names = ", ".join(member[:8] for member in sorted(ready)) or "none"
         raise bad_request(f"no {f'node {wanted!r}' if wanted else 'other node'} could lead now; in sync are: {names}")

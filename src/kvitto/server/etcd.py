@@ -453,13 +453,14 @@ def _where(endpoint: Endpoint) -> str:
 
 
 def _endpoint(text: str) -> Endpoint:
-    parts = urlsplit(text if "://" in text else f"http://{text}")
+    wrong = ConfigError(f"--etcd: {text!r} is no address of etcd: give http://HOST:{PORT}")
     try:
+        parts = urlsplit(text if "://" in text else f"http://{text}")
         port = parts.port or PORT
     except ValueError:
-        port = 0
-    if parts.scheme not in ("http", "https") or not parts.hostname or not port or parts.path.strip("/"):
-        raise ConfigError(f"--etcd: {text!r} is no address of etcd: give http://HOST:{PORT}")
+        raise wrong from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
+        raise wrong
     return parts.scheme, parts.hostname, port
 
 

@@ -486,7 +486,8 @@ class Followers:
                 self._leader.links.remove(link)
             self._received_at.pop(link, None)
             self._since_ms.pop(link, None)
-            if link.member and self.tenure is not None and all(o.member != link.member for o in self.links):
+            was_accepted = link.state != "beginning"  # who was refused is no node of this cluster
+            if was_accepted and self.tenure is not None and all(o.member != link.member for o in self.links):
                 self.away[link.member] = self._clock.now_ms()
             del self._serving[link]
             del self._wakes[link]
