@@ -25,7 +25,7 @@ from kvitto.store.commit import Commit
 from tests.protocol.sansio import ProtocolHarness
 from tests.sim.cuts import Shown, play
 from tests.sim.result import Result, finding
-from tests.sim.standbys import KEY, RINGS, LeaderDisk, compare, go_on_alone, small_pieces
+from tests.sim.standbys import KEY, RINGS, TELLS, LeaderDisk, compare, go_on_alone, small_pieces
 from tests.sim.world import ENDS, SeededIds, SimulatedRun, check_start, small_world
 from tests.support.clock import ManualClock
 from tests.support.simdisk import SimDisk
@@ -95,7 +95,9 @@ class Leading(ProtocolHarness):
         inherited, cluster.inherited = cluster.inherited, None
         self.cluster = cluster
         self._starts = True
-        self.ring = inherited.ring if inherited is not None else Ring(cluster.rng.choice(RINGS))
+        self.ring = (
+            inherited.ring if inherited is not None else Ring(cluster.rng.choice(RINGS), tell=cluster.rng.choice(TELLS))
+        )
         until = self.ring.next
         self.tapped = LeaderDisk(disk, self.ring, inherited.tree if inherited is not None else None)
         counted = inherited.counted if inherited is not None else None

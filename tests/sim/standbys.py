@@ -44,6 +44,8 @@ from tests.support.simdisk import SimDisk
 
 KEY = b"0123456789abcdef"
 RINGS = (2_000, 20_000, 1 << 26)
+TELLS = (0, 1 << 18)
+"""With 0 each record is sent at once, as where much is written between two sync points."""
 """Bytes of the ring: a follower soon falls out of the first one."""
 SNAPSHOTS_MAX = 200
 LOSSES = 0.2
@@ -63,7 +65,7 @@ class Leading(ProtocolHarness):
     """A broker with followers."""
 
     def __init__(self, disk: SimDisk, clock: ManualClock, standby: Standby) -> None:
-        self.ring = Ring(standby.rng.choice(RINGS))
+        self.ring = Ring(standby.rng.choice(RINGS), tell=standby.rng.choice(TELLS))
         self.tapped = LeaderDisk(disk, self.ring)
         self.standby = standby
         super().__init__(self.tapped, clock)  # type: ignore[arg-type]

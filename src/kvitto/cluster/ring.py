@@ -31,7 +31,8 @@ class Tap(Protocol):
 
 
 class Ring:
-    def __init__(self, most: int = RING_BYTES, first: int = 0) -> None:
+    def __init__(self, most: int = RING_BYTES, first: int = 0, tell: int = TELL_BYTES) -> None:
+        """`most`: the bytes that it keeps. `first`: the place of its first record. `tell`: the bytes that wait for a sync point at most."""
         self.first = first
         """The place of the oldest record that the ring still has."""
         self.next = first
@@ -45,6 +46,7 @@ class Ring:
         sent the same, so that if the leader is lost, whoever is elected has what the others have, and they need not compare files."""
         self._told_bytes = 0
         self._most = most
+        self._tell = tell
         self._size = 0
         self._records: dict[int, tuple[bytes, bytes, int]] = {}
 
@@ -77,7 +79,7 @@ class Ring:
             self._size -= len(oldest) + OVERHEAD
             self.first += 1
         # Writes go out with the sync point behind them. One send for each of them would cost more than all else that a follower costs.
-        if kind >= Kind.SYNC or self.total - self._told_bytes > TELL_BYTES:
+        if kind >= Kind.SYNC or self.total - self._told_bytes > self._tell:
             self.told, self._told_bytes = self.next, self.total
             self.on_put()
         return place
