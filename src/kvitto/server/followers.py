@@ -207,8 +207,10 @@ class Followers:
 
     # -- who has to be in sync ---------------------------------------------------------------------------------------
 
-    async def wait_in_sync(self) -> None:
-        """Wait until enough followers have everything that this broker has. If `given_up` becomes true, or the broker has failed, return.
+    async def wait_in_sync(self, failed: Callable[[], Exception | None]) -> None:
+        """Wait until enough followers have everything that this broker has. If `given_up` becomes true, return at once.
+
+        `failed` returns why the store has failed, None if it has not. Raises that, or Deposed.
 
         No client may see what this broker has before that, since it may be on this disk alone.
         """
@@ -221,8 +223,8 @@ class Followers:
         began, said = time.monotonic(), False
         while not self.given_up and (self._enough.reached(acknowledged(self.links), place) or 0) < place:
             await asyncio.sleep(LOOK_S)
-            if self._is_cut:
-                return
+            if (error := failed()) is not None:
+                raise error
             if self.why_over:
                 raise Deposed(self.why_over)
             if self.tenure is not None:

@@ -203,9 +203,7 @@ class Server(Driving):
     async def _wait_for(self, followers: Followers) -> bool:
         """Wait until enough followers are in sync. Return False if the start was given up. Raise what has made the broker fail."""
         await followers.listen()
-        await followers.wait_in_sync()
-        if self._error is not None:
-            raise self._error
+        await followers.wait_in_sync(lambda: self.store.failed)
         if followers.given_up:
             await self.stop()
             return False
