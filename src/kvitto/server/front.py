@@ -36,8 +36,9 @@ REACH_S = 3.0
 REACH_AT_ONCE = 4
 """The number of connections that a node begins at one time."""
 LINGER_S = 30.0
-LOOK_S = 5.0
 """When the leader has closed its side, a client gets this much time to read what is left."""
+LOOK_S = 5.0
+"""While a connection takes nothing, its other side is looked at this often."""
 CLOSE_S = 5.0
 
 
@@ -311,7 +312,7 @@ class Pair:
     def paused(self, end: End) -> None:
         """One side takes nothing, so the other one is not read, and its end would not be seen: look for that from time to time.
 
-        Who closes in order with bytes that are not taken is seen late, when its system gives up and resets the connection.
+        A side that closes in order with bytes that are not taken is not seen, because they are before its end.
         """
         self._look(end, 0.0)
 
