@@ -10,7 +10,6 @@ while the plain copy is made, which shows what the disk alone does to it, and wh
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import statistics
@@ -19,7 +18,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.failover import Probe, fill, whole
+from benchmarks.failover import Probe, fill, parser_for, whole
 from kvitto.base.table import table
 from kvitto.server.etcd import Etcd
 from kvitto.torture.cluster import KvittoCluster
@@ -49,12 +48,7 @@ def p99_ms(taken: Sequence[float]) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.catching_up", description=__doc__.partition("\n")[0])
-    parser.add_argument("--nodes", type=int, default=3)
-    parser.add_argument("--gb", type=float, default=10.0)
-    parser.add_argument("--queues", type=int, default=1000)
-    parser.add_argument("--place", type=Path, default=PLACE)
-    options = parser.parse_args(arguments)
+    options = parser_for("catching_up", __doc__, PLACE).parse_args(arguments)
     shutil.rmtree(options.place, ignore_errors=True)
     cluster = KvittoCluster(options.place, options.nodes)
     probe: Probe | None = None

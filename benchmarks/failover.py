@@ -93,13 +93,19 @@ def whole(register: Etcd, count: int) -> None:
         time.sleep(10 * POLL_S)
 
 
-def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.failover", description=__doc__.partition("\n")[0])
+def parser_for(name: str, text: str, place: Path) -> argparse.ArgumentParser:
+    """Return a parser of the options that benchmarks of clusters share. `text`: the first line says what the benchmark measures."""
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=text.partition("\n")[0])
     parser.add_argument("--nodes", type=int, default=3)
     parser.add_argument("--gb", type=float, default=10.0)
     parser.add_argument("--queues", type=int, default=1000)
+    parser.add_argument("--place", type=Path, default=place)
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = parser_for("failover", __doc__, PLACE)
     parser.add_argument("--times", type=int, default=5)
-    parser.add_argument("--place", type=Path, default=PLACE)
     options = parser.parse_args(arguments)
     shutil.rmtree(options.place, ignore_errors=True)
     cluster = KvittoCluster(options.place, options.nodes)

@@ -220,9 +220,8 @@ class Candidate:
                         self._scrubbing.stop()
                     return election
                 if not why:
-                    time.sleep(
-                        AT_ONCE_S
-                    )  # the register has changed meanwhile: somebody else leads, or a seat has just become free
+                    # The register has changed meanwhile: somebody else leads, or a seat has just become free.
+                    time.sleep(AT_ONCE_S)
                     continue
             except (StoreFull, StreamError) as error:
                 why = f"nobody leads; this node cannot: {error}"
@@ -242,8 +241,8 @@ class Candidate:
                 time.sleep(REST_S)
 
     def _without_register(self, error: Unanswered) -> None:
-        """Follow the last leader again if the register does not answer. That is as safe as a connection that has not been interrupted: the
-        leader still has to prove its epoch, and this node has not tried to lead."""
+        """Follow the last leader again, because the register does not answer. This is as safe as a connection that was never interrupted:
+        the leader has to prove its epoch, and this node has not tried to lead."""
         seat = self._last
         if seat is not None and seat.process != self._dead and self._follower is not None and self._follower.session:
             self._led_by(seat)

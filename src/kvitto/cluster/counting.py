@@ -39,7 +39,7 @@ class Copy(Node):
         """The batches that have been verified and counted, None if the file is no segment, or one that is sealed or damaged."""
 
     def cut(self, length: int) -> None:
-        """Forget what has been counted if the file may not have all of that any more, but only what is before `length`."""
+        """Forget what has been counted if some of it is behind `length`, because only the bytes before that are known to be left."""
         if self.segment is None or length < self.segment.size:
             self.learned, self.segment = False, None
 
@@ -84,9 +84,7 @@ class Counting:
         segment = node.segment
         if segment is None or position + at != segment.size:
             return
-        while (size := batch_size(data, at)) and at + size <= len(data):
-            self._count(node, segment, data, at)
-            at += size
+        at = count_whole(node.paths[0], segment, data, at)
         if data.startswith(FOOTER_MAGIC, at):
             node.segment = None  # it is sealed, and says itself what is in it
 
@@ -97,7 +95,7 @@ class Counting:
             return
         file = self._file(node)
         while (size := batch_size(file.read_at(segment.size, BATCH.size), 0)) and segment.size + size <= node.length:
-            self._count(node, segment, file.read_at(segment.size, size), 0)
+            count(node.paths[0], segment, file.read_at(segment.size, size), 0)
 
     def _learn(self, node: Copy) -> None:
         """Find out where the batches end in a segment that existed before. Damage in it was not caused by this connection."""
@@ -119,39 +117,27 @@ class Counting:
 
     @staticmethod
     def _begin(node: Copy, head: bytes) -> None:
-        node.learned, node.segment = True, begun(node.paths[0], head)
-
-    @staticmethod
-    def _count(node: Copy, segment: Segment, data: bytes, at: int) -> None:
-        """Verify a batch that is the next one of its segment, and is at `at` in `data`. Raises StreamError."""
-        if not count(segment, data, at):
-            raise StreamError(f"a batch of {node.paths[0]} at {segment.size} that does not fit its checksum")
+        node.learned, node.segment = True, segment_with(node.paths[0], head)
 
 
 class Reading:
-    """Counts the batches of a segment whose bytes come piece by piece."""
+    """Counts the batches of a segment whose bytes come piece by piece, from the beginning to the end of the file."""
 
     def __init__(self, path: str, length: int) -> None:
+        """`length`: that of the file."""
         self.segment: Segment | None = None
-        """What has been counted, None if the file is no segment, or one that is sealed or damaged."""
+        """The batches that have been counted. It is None if the file is not a segment, or is a sealed or damaged one."""
         self._path = path
         self._length = length
         self._rest = b""
-        """What has come since the last whole batch."""
+        """The bytes that have come since the last whole batch."""
         self._begun = False
         self._over = not is_segment(path)
-        """Whether no batch follows."""
-        self._is_zero = True
-        """Whether all that has come behind the last batch is zeros."""
-
-    @property
-    def content(self) -> int:
-        """The length of the file without the room that was reserved behind its last batch."""
-        return self.segment.size if self.segment is not None else self._length
+        """Whether no batch follows, only room."""
 
     def feed(self, data: bytes) -> None:
         if self._over:
-            self._is_zero = self._is_zero and not data.strip(b"\0")
+            self._look_at_room(data)
             return
         data = self._rest + data
         at = 0
@@ -160,27 +146,33 @@ class Reading:
                 self._rest = data
                 return
             self._begun, at = True, HEADER
-            self.segment = begun(self._path, data[:HEADER])
+            self.segment = segment_with(self._path, data[:HEADER])
         segment = self.segment
-        while segment is not None and (size := batch_size(data, at)) and at + size <= len(data):
-            if not count(segment, data, at):
+        if segment is not None:
+            try:
+                at = count_whole(self._path, segment, data, at)
+            except StreamError:
                 segment = None
-            at += size
         self._rest = data[at:]
         if segment is None or self._rest.startswith(FOOTER_MAGIC):
             self.segment, self._over = None, True
-        elif len(self._rest) >= BATCH.size and not 0 < size <= self._length - segment.size:
-            self._over, self._is_zero = True, not self._rest.strip(b"\0")
-            self._rest = b""
+        elif len(self._rest) >= BATCH.size and not 0 < batch_size(self._rest, 0) <= self._length - segment.size:
+            self._over = True
+            self.end()
 
     def end(self) -> None:
-        """All has come."""
-        if self._rest.strip(b"\0") or not self._is_zero:  # damage, or a batch that was never written whole
+        """Take what has come since the last whole batch for room: the file has ended, or no batch begins there."""
+        self._look_at_room(self._rest)
+        self._rest = b""
+
+    def _look_at_room(self, data: bytes) -> None:
+        """Room is zeros. Other bytes are damage, or a batch that was never written whole."""
+        if self.segment is not None and data.strip(b"\0"):
             self.segment = None
 
 
-def begun(path: str, head: bytes) -> Segment | None:
-    """Return the segment that begins with this header, without any batch; None if it is no header of a segment."""
+def segment_with(path: str, head: bytes) -> Segment | None:
+    """Return the segment that has this header, without any batch. Return None if it is not the header of a segment."""
     if not header_is_valid(head, SEGMENT_MAGIC):
         return None
     segment = Segment(paths.base_of(path.rpartition("/")[2]))
@@ -188,13 +180,20 @@ def begun(path: str, head: bytes) -> Segment | None:
     return segment
 
 
-def count(segment: Segment, data: bytes, at: int) -> bool:
-    """Count a batch that is the next one of its segment, and is at `at` in `data`. Return False if it is damaged."""
+def count_whole(path: str, segment: Segment, data: bytes, at: int) -> int:
+    """Verify and count the whole batches that begin at `at`. Return where they end. Raises StreamError."""
+    while (size := batch_size(data, at)) and at + size <= len(data):
+        count(path, segment, data, at)
+        at += size
+    return at
+
+
+def count(path: str, segment: Segment, data: bytes, at: int) -> None:
+    """Verify and count a batch that is the next one of its segment, and begins at `at` in `data`. Raises StreamError."""
     head = BatchHeader(data, at)
     if not valid_at(data, at, head, segment.salt) or head.first < segment.end:
-        return False
+        raise StreamError(f"a batch of {path} at {segment.size} that does not fit its checksum")
     segment.count_batch(head, segment.size)
-    return True
 
 
 def is_segment(path: str) -> bool:

@@ -139,7 +139,7 @@ class Follower:
         self._moved = self._looked_ms = 0
         self._open: dict[int, None] = {}
         self._counting = Counting(self._file)
-        self._read: dict[str, Reading] = {}
+        self._read: dict[str, Segment] = {}
         """The segments that were counted while they were read to be compared."""
         self._names: list[Record] = []
         self._inbox = Inbox()
@@ -307,12 +307,12 @@ class Follower:
                 reading.feed(data)
                 yield b""  # the caller shows that it is alive
             reading.end()
-            if length <= most and reading.segment is not None:
-                self._read[path] = reading
-                if (content := reading.content) < length:
-                    last, more = divmod(content, CHUNK_BYTES)
+            if length <= most and (segment := reading.segment) is not None:
+                self._read[path] = segment
+                if segment.size < length:
+                    length = segment.size
+                    last, more = divmod(length, CHUNK_BYTES)
                     sums[last:] = [chunk_sum(seed, file.read_at(last * CHUNK_BYTES, more))] if more else []
-                    length = content
             file.close()
             yield self._frames.encode(Kind.SUMS, 0, length, b"".join((NAMED.pack(len(name)), name, *sums)))
 
@@ -599,8 +599,8 @@ class Follower:
                 return
             node = self.nodes[number] = Copy(number, size)
             node.original = size
-            if (read := self._read.pop(path, None)) is not None:
-                node.learned, node.segment, node.original = True, read.segment, read.content
+            if (segment := self._read.get(path)) is not None:
+                node.learned, node.segment, node.original = True, segment, segment.size
             self.tree.name(path, node)
             return
         if size is not None:  # on the leader it is another name of the same file

@@ -300,7 +300,7 @@ class Link:
             raise Behind
         parts: list[bytes] = []
         size, place, total = 0, self.place, 0
-        # While files are sent, records go with them as soon as they are there: a chunk must not be far ahead of what has changed it.
+        # While files are copied, records do not wait for a sync point: a chunk has the changes of all records up to now.
         end = min(ring.next if self._steps is not None else ring.told, place + STEP_RECORDS)
         while place < end and size < STEP_BYTES:
             head, payload, total = ring.at(place)

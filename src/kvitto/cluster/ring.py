@@ -32,7 +32,7 @@ class Tap(Protocol):
 
 class Ring:
     def __init__(self, most: int = RING_BYTES, first: int = 0, tell: int = TELL_BYTES) -> None:
-        """`most`: the bytes that it keeps. `first`: the place of its first record. `tell`: the bytes that wait for a sync point at most."""
+        """It keeps up to `most` bytes. Its first record has the place `first`. Up to `tell` bytes wait for a sync point to be sent with."""
         self.first = first
         """The place of the oldest record that the ring still has."""
         self.next = first
@@ -42,8 +42,8 @@ class Ring:
         self.on_put: Callable[[], object] = nothing
         """The function that is called when there is something to send."""
         self.told = first
-        """Followers are sent the records before this place: those up to a sync point, or more if much comes without one. All of them are
-        sent the same, so that if the leader is lost, whoever is elected has what the others have, and they need not compare files."""
+        """Followers are sent the records before this place. It moves on at each sync point, and when `tell` bytes have come without one.
+        All followers are sent the same, so that whoever is elected has what the others have, and they need not compare files."""
         self._told_bytes = 0
         self._most = most
         self._tell = tell

@@ -44,9 +44,9 @@ BEGINNERS_MAX = 64
 """At most this many connections may be open that have not proved yet that they have the key. If one more comes, the oldest of them is
 closed. Each node opens at most four at a time for its clients."""
 ACCEPTED_AT_ONCE = 4
-"""Connections that are accepted in one round of the loop. Those that they replace are closed some rounds later."""
+"""At most this many connections are accepted in one round of the loop. Those that they replace are closed some rounds later."""
 FILES = LINKS_MAX + BEGINNERS_MAX + 8 * ACCEPTED_AT_ONCE
-"""The descriptors that the server has to leave for this listener."""
+"""The number of file descriptors that the server reserves for this listener."""
 READ_BYTES = 64 << 10
 BUFFER_BYTES = 1 << 20
 HANDSHAKE_S = 10.0
@@ -350,7 +350,7 @@ class Followers:
         """Listen for followers. Raise OSError if that is not possible."""
         sockets = await bind([self._host], self._wanted)
         self.port = sockets[0].getsockname()[1]
-        # asyncio accepts as many at once as the backlog is long, and tells its caller of them only then
+        # asyncio accepts up to `backlog` connections in one round of the loop, before it calls `_accepted` for the first of them.
         self._server = await asyncio.start_server(self._accepted, sock=sockets[0], backlog=ACCEPTED_AT_ONCE)
         sockets[0].listen(BEGINNERS_MAX)
         for more in sockets[1:]:

@@ -40,10 +40,8 @@ LINGER_S = 30.0
 LOOK_S = 5.0
 """While a connection takes nothing, its other side is looked at this often."""
 CLOSE_S = 5.0
-
-
 HEADS_MAX = 256
-"""At most this many HTTP connections are being read here: their heads are in memory. A leader takes as many connections in all."""
+"""The heads of at most this many HTTP requests are read at one time, because they are kept in memory."""
 
 
 class Own(Protocol):
@@ -216,7 +214,7 @@ class Front:
                 sock.close()
 
     async def _head(self, sock: socket.socket, where: Elsewhere) -> bytes | None:
-        """Do what `Own.begin` does. If many clients have not sent the whole head of their request, end the one that came first."""
+        """Read the head of a request by `Own.begin`. If HEADS_MAX clients have not sent theirs yet, end the one that came first."""
         task = asyncio.current_task()
         assert task is not None
         if len(self._heads) >= HEADS_MAX:

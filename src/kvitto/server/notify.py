@@ -50,13 +50,15 @@ class Notify:
 
     @contextmanager
     def while_starting(self) -> Iterator[None]:
-        """Give signs of life from a thread. A node of a cluster has been ready for long when its broker starts, which may take long."""
+        """Give signs of life from a thread. A node of a cluster has said that it is ready long before its broker starts, and the supervisor
+        expects these signs from then on."""
         ended = threading.Event()
 
         def run() -> None:
-            self._say("WATCHDOG=1")
-            while not ended.wait(self.watchdog_s / SHARE):
+            while True:
                 self._say("WATCHDOG=1")
+                if ended.wait(self.watchdog_s / SHARE):
+                    return
 
         if self.watchdog_s and self._address:
             threading.Thread(target=run, name="kvitto-notify", daemon=True).start()

@@ -65,8 +65,8 @@ class Election:
     before: str
     """The member that led before, "" if none did, or this one."""
     release: Callable[[], None] = released
-    """Closes the listeners for clients that the node has had until now. Its broker calls this just before it listens there itself, so that
-    somebody says that the node is alive while the broker starts, or waits for members."""
+    """Closes the node's listeners for clients. The broker calls this just before it listens on the same ports. Until then the node answers
+    `/healthz/live` there, while the broker starts or waits for members."""
 
     @property
     def member(self) -> str:
