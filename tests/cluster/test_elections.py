@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +14,7 @@ import pytest
 from kvitto.client.errors import AMQPError
 from kvitto.torture.proxy import Proxy
 from tests.cli.process import kvitto as command
-from tests.cluster.nodes import Cluster, Node, lines, numbers
+from tests.cluster.nodes import Cluster, Node, lines, numbers, port
 from tests.crash.serve import STOP_S
 from tests.http.api import Http
 from tests.support.etcd import FakeEtcd, RealEtcd, real_etcd
@@ -145,6 +146,28 @@ def test_a_node_that_was_elected_and_waits_for_others_says_that_it_is_alive(clus
             node.start()
     assert cluster.wait_for_leader() is leader
     assert http.call("GET", "/healthz/leader").status == 200
+
+
+def test_a_leader_that_no_follower_reaches_gives_its_seat_up(cluster: Cluster) -> None:
+    """An operator has mistyped its address, as a network between some of the nodes may be cut: nothing could be confirmed."""
+    cluster.wait_in_sync(3)
+    with cluster.publisher() as publisher:
+        publisher.more(100)
+        mistaken = cluster.wait_for_leader()
+        mistaken.kill()
+        publisher.more(100)
+        mistaken.options = [*mistaken.options, "--advertise", f"127.0.0.1:{port()}"]
+        mistaken.start()
+        cluster.wait_in_sync(3)
+        leader = cluster.wait_for_leader()
+        own = re.findall("member=([0-9a-f]+)", "".join(mistaken.said))[-1]
+        uri = f"http://127.0.0.1:{leader.http}"
+        assert command("ctl", "--uri", uri, "cluster_transfer", own).returncode == 0
+        wait_until(lambda: bool(lines(mistaken, "elected: this node leads")), what="it is elected")
+        assert cluster.wait_for_leader() is not mistaken
+        publisher.more(100)
+        cluster.wait_in_sync(3)
+    check(cluster, publisher.confirmed)
 
 
 def test_all_nodes_are_killed_at_once(cluster: Cluster) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvitto.base.config import ConfigError
-from kvitto.cluster.register import Document, RegisterError, Seat, Unanswered
+from kvitto.cluster.register import Complaint, Document, RegisterError, Seat, Unanswered
 from kvitto.server import etcd as module
 from kvitto.server.etcd import Etcd
 from tests.support.etcd import FakeEtcd, RealEtcd, free_port, real_etcd
@@ -77,6 +77,18 @@ def test_the_seat_goes_with_its_lease(register: Etcd) -> None:
     assert register.sit_down_again(version, SEAT, again)
     assert not register.sit_down_again(version, SEAT, again)
     wait_until(lambda: register.read().seat is None, what="the lease ends by itself")
+
+
+def test_a_complaint_takes_the_place_of_an_earlier_one_and_goes_with_its_lease(register: Etcd) -> None:
+    assert register.read().complaint is None
+    first, second = register.grant(5), register.grant(5)
+    register.complain(Complaint("B", "p"), first)
+    register.complain(Complaint("C", "p"), second)
+    assert register.read().complaint == Complaint("C", "p")
+    register.revoke(first)
+    assert register.read().complaint == Complaint("C", "p")
+    register.revoke(second)
+    assert register.read().complaint is None
 
 
 def test_what_is_not_answered_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
 
 from kvitto.cluster.link import Link
-from kvitto.cluster.register import Document, Seat
+from kvitto.cluster.register import Complaint, Document, Seat, Seen
 from kvitto.server import tenure as module
 from kvitto.server.lease import MARGIN_S
 from kvitto.server.tenure import PROMISE_S, Election, Tenure
@@ -23,6 +24,7 @@ class FakeLink:
 
 class FakeLease:
     until = 0.0
+    gives_up = False
 
 
 class Hand:
@@ -41,10 +43,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Hand:
     return found
 
 
-def led(*members: str) -> Tenure:
-    document = Document("c", 3, "A", ("A", *members), 1)
+def led(*members: str, minimum: int = 1, silent_s: Callable[[Link], float] = lambda link: 0.0) -> Tenure:
+    document = Document("c", 3, "A", ("A", *members), minimum)
     election = Election(cast("Any", None), document, 1, Seat("A", "p", "h:1"), cast("Any", FakeLease()), None, "")
-    return Tenure(election, lambda link: 0.0)
+    return Tenure(election, silent_s)
 
 
 def links(**acknowledged: int) -> list[Link]:
@@ -101,3 +103,44 @@ def test_a_member_that_acknowledges_nothing_more_is_late(clock: Hand, monkeypatc
         tenure._note_missing(links(B=5, C=place))
         clock.now += 0.25
     assert list(tenure._missing) == ["B"]
+
+
+COMPLAINS = Complaint("B", "p")
+
+
+@pytest.mark.parametrize(
+    ("members", "minimum", "complaint", "connected", "missing_s", "gives_up"),
+    [
+        ("BC", 2, COMPLAINS, "", 3.0, True),
+        ("BC", 2, None, "", 60.0, False),  # perhaps nobody else is alive
+        ("BC", 2, COMPLAINS, "", 2.0, False),  # there was no time to connect yet
+        ("BC", 2, COMPLAINS, "C", 60.0, False),  # C is enough
+        ("BC", 3, COMPLAINS, "C", 60.0, True),
+        ("BC", 2, COMPLAINS, "B", 60.0, False),  # it has connected since
+        ("BC", 1, COMPLAINS, "", 60.0, False),  # the others are removed
+        ("C", 2, COMPLAINS, "", 60.0, False),  # B lacks something, and could not lead
+        ("BC", 2, Complaint("B", "q"), "", 60.0, False),  # that was another leader
+    ],
+)
+def test_a_leader_gives_its_seat_up_if_a_member_complains_and_it_is_not_enough_without(
+    members: str,
+    minimum: int,
+    complaint: Complaint | None,
+    connected: str,
+    missing_s: float,
+    gives_up: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    tenure = led(*members, minimum=minimum)
+    document = tenure.membership.document
+    tenure.membership.not_changed(None)  # the register does not answer when it is asked to change members
+    tenure._again_at = float("inf")
+    over: list[str] = []
+    tenure.on_end = over.append
+    tenure.look(links(**dict.fromkeys(connected, 10)), 0)
+    now += missing_s
+    tenure.look(links(**dict.fromkeys(connected, 10)), 0)
+    tenure._saw(Seen("r", document, 1, tenure.seat, complaint))
+    assert bool(over) == gives_up == tenure.lease.gives_up

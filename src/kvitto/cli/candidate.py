@@ -27,7 +27,7 @@ from kvitto.cluster.follower import Follower
 from kvitto.cluster.handshake import Refused, read_key
 from kvitto.cluster.promotion import begin_epoch
 from kvitto.cluster.records import StreamError
-from kvitto.cluster.register import Document, NotAllowed, Register, RegisterError, Seat, Seen, Unanswered
+from kvitto.cluster.register import Complaint, Document, NotAllowed, Register, RegisterError, Seat, Seen, Unanswered
 from kvitto.cluster.standing import COMPARING, FOLLOWING, WAITING, Standing
 from kvitto.cluster.state import (
     Following,
@@ -60,6 +60,9 @@ SILENCE_S = 4.0
 """A follower gives a connection up if nothing comes from the leader for this time. A leader sends something four times a second."""
 AGAIN_SILENCE_S = 1.0
 """If a leader has been silent, the next connection is given up after this shorter time."""
+COMPLAIN_S = 3.0
+"""A member that has heard nothing from the leader for this time says so in the register, where the leader sees it."""
+COMPLAIN_AGAIN_S = 1.0
 WATCH_S = 1.0
 """A follower asks the register this often whether its leader still leads."""
 REST_S = 0.2
@@ -109,6 +112,8 @@ def run_node(config: Config, lead: Callable[[Election], int]) -> int:
         resign(election, disk, str(error))
         begin_anew()
     except Deposed:
+        if election.lease.gives_up:
+            election.lease.stop(give_up=True)
         begin_anew()
     finally:
         election.lease.stop(give_up=True)  # whatever the end was, this process confirms nothing more
@@ -167,6 +172,7 @@ class Candidate:
         self._dead = ""
         """The last leader's process that is known to have ended."""
         self._heard_at = boottime()
+        self._complained_at = 0.0
         self._promised_until = self._heard_at + PROMISE_S
         """Until then this node does not try to lead: an earlier process of it may have promised that just before its end."""
         self._deferred_until = 0.0
@@ -208,6 +214,7 @@ class Candidate:
             self._document = document
             if seat is not None and seat.member != self.member.member and seat.process != self._dead:
                 self._led_by(seat)
+                self._complain(seen)
                 self._follow(seat, document.epoch)
                 self._free_since = time.monotonic()
                 continue
@@ -401,6 +408,20 @@ class Candidate:
         """Note what the register says while this node follows. A thread of its own calls this."""
         if seen.document is not None:
             self._document = seen.document
+        self._complain(seen)
+
+    def _complain(self, seen: Seen) -> None:
+        """Say in the register that this node does not reach the leader, if it could lead. A leader that cannot confirm anything without this
+        node gives its seat up then: it may be cut off from the others, or give them a wrong address (`Tenure`)."""
+        document, seat, me, now = seen.document, seen.seat, self.member.member, boottime()
+        if document is None or seat is None or seat.member == me or me not in document.members:
+            return
+        damaged = self._follower is not None and self._follower.damage
+        if damaged or now - self._heard_at < COMPLAIN_S or now - self._complained_at < COMPLAIN_AGAIN_S:
+            return
+        self._complained_at = now
+        with suppress(Unanswered, RegisterError):
+            self._register.complain(Complaint(me, seat.process), self._register.grant(TTL_S))
 
     def _heard(self, seat: Seat, sock: socket.socket) -> None:
         self._notify.alive()

@@ -84,6 +84,17 @@ class Seat:
 
 
 @dataclass(frozen=True)
+class Complaint:
+    """A member says that it follows this leader's process, and has heard nothing from it for some seconds."""
+
+    member: str
+    process: str
+
+    def encoded(self) -> str:
+        return json.dumps(asdict(self))
+
+
+@dataclass(frozen=True)
 class Seen:
     """The content of the register at one moment."""
 
@@ -93,6 +104,8 @@ class Seen:
     version: int
     """The version of the document, which each change makes another one."""
     seat: Seat | None
+    complaint: Complaint | None = None
+    """The last complaint of the last seconds. Nothing that was confirmed depends on it."""
 
 
 class Register(Protocol):
@@ -114,6 +127,10 @@ class Register(Protocol):
 
     def sit_down_again(self, version: int, seat: Seat, lease: str) -> bool:
         """Take the leader's seat, which has been lost. Return False if somebody has it, or the document is not of this version any more."""
+        ...
+
+    def complain(self, complaint: Complaint, lease: str) -> None:
+        """Write a complaint, in the place of an earlier one. It goes with this lease."""
         ...
 
     def grant(self, seconds: int) -> str:
@@ -168,6 +185,15 @@ def seat_from(text: str) -> Seat:
         )
     except (KeyError, TypeError):
         raise RegisterError("the leader's seat cannot be read: something else has written it") from None
+
+
+def complaint_from(text: str) -> Complaint | None:
+    """Return a complaint from its text; None if there is none that this Kvitto understands, since it is only a hint."""
+    try:
+        found = as_object(text)
+        return Complaint(_text(found, "member"), _text(found, "process"))
+    except (RegisterError, KeyError, TypeError):
+        return None
 
 
 def as_object(text: str) -> dict[str, Any]:

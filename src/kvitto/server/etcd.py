@@ -1,8 +1,8 @@
 """The register in etcd, by its JSON gateway and the standard library (etcd 3.4 and later).
 
 Each call has a deadline, but for the resolution of names: TLS handshakes and logins are within it. None is made twice once it may have been
-carried out: its caller knows then that it does not know the outcome (`Unanswered`). The keys are `kvitto/NAME/document` and
-`kvitto/NAME/leader`; the second one belongs to a lease.
+carried out: its caller knows then that it does not know the outcome (`Unanswered`). The keys are `kvitto/NAME/document`,
+`kvitto/NAME/leader` and `kvitto/NAME/complaint`; the last two belong to leases.
 
 Source: etcd's API reference (https://etcd.io/docs/v3.5/dev-guide/api_grpc_gateway/). Numbers of 64 bits are strings there, and fields that
 are zero or false are left out.
@@ -28,12 +28,14 @@ from urllib.parse import urlsplit
 from kvitto.base import private
 from kvitto.base.config import Config, ConfigError
 from kvitto.cluster.register import (
+    Complaint,
     Document,
     NotAllowed,
     RegisterError,
     Seat,
     Seen,
     Unanswered,
+    complaint_from,
     decoded,
     seat_from,
 )
@@ -109,6 +111,7 @@ class Etcd:
         self.name = name
         self._document = f"kvitto/{name}/document"
         self._leader = f"kvitto/{name}/leader"
+        self._complaint = f"kvitto/{name}/complaint"
         self._user_file = access.user_file
         self._token: str | None = None
         """The token that the last login has brought, "" if etcd has no users, None before a login."""
@@ -130,16 +133,17 @@ class Etcd:
     # -- the register ------------------------------------------------------------------------------------------
 
     def read(self) -> Seen:
-        wanted = [{"requestRange": {"key": _coded(key)}} for key in (self._document, self._leader)]
+        wanted = [{"requestRange": {"key": _coded(key)}} for key in (self._document, self._leader, self._complaint)]
         found = self._call("/v3/kv/txn", {"success": wanted}, again=True)
         with understood():
             kept = [response.get("response_range", {}).get("kvs", [{}])[0] for response in found["responses"]]
-            document, leader = kept
+            document, leader, complaint = kept
             return Seen(
                 identity=str(found["header"]["cluster_id"]),
                 document=decoded(_plain(document["value"])) if document else None,
                 version=int(document.get("mod_revision", 0)),
                 seat=seat_from(_plain(leader["value"])) if leader else None,
+                complaint=complaint_from(_plain(complaint["value"])) if complaint else None,
             )
 
     def create(self, document: Document) -> bool:
@@ -159,6 +163,10 @@ class Etcd:
         compare = [self._is(version), self._is_new(self._leader)]
         found = self._call("/v3/kv/txn", {"compare": compare, "success": [self._taken(seat, lease)]})
         return bool(found.get("succeeded"))
+
+    def complain(self, complaint: Complaint, lease: str) -> None:
+        key, value = _coded(self._complaint), _coded(complaint.encoded())
+        self._call("/v3/kv/txn", {"success": [{"requestPut": {"key": key, "value": value, "lease": lease}}]}, again=True)
 
     def grant(self, seconds: int) -> str:
         found = self._call("/v3/lease/grant", {"TTL": seconds}, again=True)

@@ -51,6 +51,8 @@ class Lease:
         self.is_well: Callable[[], bool] = well
         self.on_seen: Callable[[Seen], None] = unheard
         """The thread calls this with the content of the register after each renewal."""
+        self.gives_up = False
+        """Whether the seat is to be given up when this node leads no more: no other one has it yet."""
         self._ended = threading.Event()
         self._given_up = False
         self._said = ""

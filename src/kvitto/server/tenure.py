@@ -11,7 +11,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -88,6 +88,8 @@ class Tenure:
         self._began = time.monotonic()
         self._missing: dict[str, float] = {}
         """The time at which each missing member was first found to be missing."""
+        self._connected: set[str] = set()
+        """The nodes that have sent something within SILENT_S, in sync or not."""
         self._acknowledged: dict[str, tuple[int, float]] = {}
         """The highest place that each member has acknowledged, and the time at which it did."""
         self._marks: deque[tuple[int, float]] = deque(maxlen=MARKS_MAX)
@@ -151,9 +153,10 @@ class Tenure:
             asked = loop.run_in_executor(self._worker, self._ask, document, self.membership.version)
             asked.add_done_callback(self._answered)
 
-    def _note_missing(self, links: Iterable[Link]) -> dict[str, Link]:
+    def _note_missing(self, links: Sequence[Link]) -> dict[str, Link]:
         """Note since when which members are missing. Return the connections of those that are not."""
         now = time.monotonic()
+        self._connected = {link.member for link in links if self._silent_s(link) < SILENT_S}
         following = {link.member: link for link in in_sync(links) if not self._is_late(link, now)}
         for member in self.membership.waits | set(self._missing):
             if member in following or member not in self.membership.waits:
@@ -204,9 +207,21 @@ class Tenure:
         self.on_change()
 
     def _saw(self, seen: Seen) -> None:
-        """Look at the register's content after a renewal of the lease: has another node been elected?"""
+        """Look at the register's content after a renewal of the lease: has another node been elected, or should one be?"""
         self.membership.saw(seen)
         self._end_if_over()
+        complaint = seen.complaint
+        if complaint is not None and complaint.process == self.seat.process and self._cannot_go_on_without(complaint.member):
+            self.lease.gives_up = True
+            self.on_end(f"too few nodes reach this one, and node {complaint.member[:8]} is alive and may lead")
+
+    def _cannot_go_on_without(self, member: str) -> bool:
+        """Return whether nothing is confirmed as long as this member is away, which it has been for SILENT_S."""
+        if member not in self.membership.document.members or member in self._connected:
+            return False
+        now = time.monotonic()
+        late = {missing for missing, since in self._missing.items() if now - since >= SILENT_S}
+        return member in late and 1 + len(self.membership.waits - late) < self.membership.minimum
 
     def _end_if_over(self) -> None:
         if self.membership.why_over:
