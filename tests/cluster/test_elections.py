@@ -213,6 +213,26 @@ def test_after_an_end_in_order_nothing_is_flagged_but_what_was_delivered(cluster
         ]
 
 
+def test_all_nodes_end_in_order_and_the_last_leader_leads_again_at_once_with_nothing_flagged(cluster: Cluster) -> None:
+    """Its directory is as the end has left it, as that of a broker alone. The others may be started first."""
+    cluster.wait_in_sync(3)
+    leader = cluster.wait_for_leader()
+    with leader.connect() as connection, connection.channel() as channel:
+        channel.queue("q", durable=True)
+        for number in range(20):
+            channel.publish(str(number).encode(), "q")
+    others = [node for node in cluster.nodes if node is not leader]
+    assert [node.stop() for node in [*others, leader]] == [0, 0, 0]
+    for node in [*others, leader]:
+        node.start()
+    assert cluster.wait_for_leader() is leader, leader.log()
+    with leader.connect() as connection, connection.channel() as channel:
+        queue = channel.queue("q", durable=True)
+        found = [queue.get() for _ in range(20)]
+        assert [message.redelivered for message in found if message is not None] == 20 * [False]
+    assert not lines(leader, "this node has promised to wait")
+
+
 def segments(node: Node) -> list[Path]:
     return sorted((path for path in node.data.glob("queues/*/0*.log")), key=lambda path: -path.stat().st_size)
 

@@ -25,7 +25,7 @@ from kvitto.base.errors import StoreFull
 from kvitto.cli.following import AGAIN_S, Stopped, connected, scrub, stop, talk, why_ended
 from kvitto.cluster.follower import Follower
 from kvitto.cluster.handshake import Refused, read_key
-from kvitto.cluster.promotion import begin_epoch
+from kvitto.cluster.promotion import begin_epoch, ended_in_order
 from kvitto.cluster.records import StreamError
 from kvitto.cluster.register import Complaint, Document, NotAllowed, Register, RegisterError, Seat, Seen, Unanswered
 from kvitto.cluster.standing import COMPARING, FOLLOWING, WAITING, Standing
@@ -70,6 +70,8 @@ AT_ONCE_S = 0.01
 DEFER_S = 2.0
 """If an operator has chosen another node as the next leader, this node waits this long before it tries to lead."""
 AGAIN_MAX_S = 1.0
+ANEW = "KVITTO_BEGUN_ANEW"
+"""The variable in the environment by which a process that has led says so to itself behind `exec`."""
 DAMAGED_S = 10.0
 """A node with damaged files tries to lead if nobody has led for this time: the others may have damage, too, or be lost."""
 
@@ -142,6 +144,7 @@ def begin_anew() -> NoReturn:
     """Start this process once more, with the same number and the same arguments."""
     sys.stdout.flush()
     sys.stderr.flush()
+    os.environ[ANEW] = "1"
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
@@ -173,6 +176,8 @@ class Candidate:
         """The last leader's process that is known to have ended."""
         self._heard_at = boottime()
         self._complained_at = 0.0
+        self._is_anew = bool(os.environ.pop(ANEW, ""))
+        """Whether this process has led before: then others are to lead first."""
         self._promised_until = self._heard_at + PROMISE_S
         """Until then this node does not try to lead: an earlier process of it may have promised that just before its end."""
         self._deferred_until = 0.0
@@ -469,11 +474,20 @@ class Candidate:
                 "them, and start it with an empty directory"
             )
         alone = document.members == (me,) or not document.epoch
-        if not alone and seat is None and boottime() < self._promised_until:
+        if not alone and seat is None and boottime() < self._promised_until and not self._led_last(document):
             self._look_whether_dead()
             if self._promised_until:
                 return "nobody leads; this node has promised to wait"
         return ""
+
+    def _led_last(self, document: Document) -> bool:
+        """Return whether this directory is the last leader's, which has ended in order. So it has promised nothing to anybody, and nothing
+        has to be flagged if it leads on."""
+        return (
+            not self._is_anew
+            and document.leader == self.member.member
+            and ended_in_order(self._disk, document.epoch)
+        )
 
     def _stand(self, seen: Seen) -> Election | None:
         """Try to be elected. Return None if another one was, or nobody."""
@@ -483,6 +497,7 @@ class Candidate:
         if follower is not None:
             follower.settle()
         in_order = follower is not None and follower.left is not None and document.epoch == self._epoch
+        in_order = in_order or self._led_last(document)
         me = self.member.member
         config = self._config
         host, port = config.advertised

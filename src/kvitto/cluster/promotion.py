@@ -10,6 +10,7 @@ from kvitto.cluster.state import (
     HISTORY_KEPT,
     Member,
     election_id,
+    epoch_of,
     forget_boot,
     new_id,
     read_following,
@@ -19,7 +20,7 @@ from kvitto.cluster.state import (
 )
 from kvitto.store import paths
 from kvitto.store.disk import Disk, replace_small
-from kvitto.store.store import IN_ORDER
+from kvitto.store.store import IN_ORDER, how_it_ended
 
 
 def promote(disk: Disk) -> int:
@@ -67,7 +68,7 @@ def _promote(disk: Disk, where: str) -> int:
 def begin_epoch(disk: Disk, epoch: int, in_order: bool) -> None:
     """Note durably that this directory leads in an epoch, before anything is done in it (R4). Its process has locked it.
 
-    `in_order`: it is what the old leader's was after an end in order, so nothing has to be flagged.
+    `in_order`: it is what the last leader's was after an end in order, so nothing has to be flagged.
 
     Raises Refused if the directory is partly the old leader's and partly its own, which no member's is.
     """
@@ -86,6 +87,13 @@ def begin_epoch(disk: Disk, epoch: int, in_order: bool) -> None:
     if following is not None:
         disk.unlink(paths.FOLLOWS)
         disk.sync_dir("")
+
+
+def ended_in_order(disk: Disk, epoch: int) -> bool:
+    """Return whether this directory has led in this epoch, or was elected to, and was left in order since: it is as it was then."""
+    if disk.exists(paths.FOLLOWS) or not disk.exists(paths.BOOT):
+        return False
+    return epoch_of(read_history(disk)) == epoch and how_it_ended(disk).in_order
 
 
 def refuse_member(disk: Disk) -> None:
