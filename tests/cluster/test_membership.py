@@ -39,9 +39,9 @@ class Requests(RuleBasedStateMachine):
         return self.version
 
     @precondition(lambda self: self.waiting is None)
-    @rule(synced=SOME, lost=SOME, cut=SOME)
-    def ask(self, synced: set[str], lost: set[str], cut: set[str]) -> None:
-        document = self.membership.propose(synced - cut, lost, cut)
+    @rule(synced=SOME, lost=SOME, cut=SOME, connected=SOME)
+    def ask(self, synced: set[str], lost: set[str], cut: set[str], connected: set[str]) -> None:
+        document = self.membership.propose(synced - cut, lost, cut, connected)
         if document is not None:
             assert ME in document.members
             assert set(document.members) >= synced - cut - lost
@@ -117,6 +117,41 @@ def test_the_lost_stay_members_if_there_would_be_too_few() -> None:
     assert membership.waits == {"C"}
     cut = membership.propose([], [], ["C"])
     assert cut is not None and cut.members == (ME,)
+
+
+def test_members_are_cut_one_after_another_as_long_as_they_may_be_needed_to_lead() -> None:
+    """After a power cut of all nodes: two of three directories are whole at any moment."""
+    membership = leading()
+    first = membership.propose([], [], ["B", "C"], ["B", "C"])
+    assert first is not None and first.members == (ME, "C")
+    membership.changed(8)
+    assert membership.propose([], [], ["C"], ["B", "C"]) is None, "B is being changed, and C could lead"
+    assert membership.propose(["B"], [], ["C"], ["B", "C"]) is not None
+    membership.changed(9)
+    assert membership.document.members == (ME, "B")
+    assert membership.propose(["B", "C"], [], [], ["B", "C"]) is not None
+
+
+def test_the_next_member_is_cut_if_the_first_one_is_gone_or_there_is_no_other() -> None:
+    membership = leading()
+    membership.propose([], [], ["B", "C"], ["B", "C"])
+    membership.changed(8)
+    second = membership.propose([], ["B"], ["C"], ["C"])
+    assert second is not None and second.members == (ME,)
+    two = leading((ME, "B"))
+    cut = two.propose([], [], ["B"], ["B"])
+    assert cut is not None and cut.members == (ME,)
+    alone = leading((ME, "B", "C"), 1)
+    cut = alone.propose([], [], ["B", "C"], ["B", "C"])
+    assert cut is not None and cut.members == (ME,), "this one confirms alone meanwhile"
+
+
+def test_a_request_to_cut_that_was_lost_is_made_again() -> None:
+    membership = leading()
+    membership.propose([], [], ["B"], ["B"])
+    membership.not_changed(None)
+    again = membership.propose([], [], ["B"], ["B"])
+    assert again is not None and again.members == (ME, "C")
 
 
 def test_a_node_is_waited_for_before_it_is_added() -> None:

@@ -16,7 +16,7 @@ from kvitto.cluster.follower import Follower, Inherited
 from kvitto.cluster.gate import Gate, acknowledged, in_sync
 from kvitto.cluster.link import Behind, Leader, Link
 from kvitto.cluster.membership import Membership
-from kvitto.cluster.promotion import begin_epoch
+from kvitto.cluster.promotion import begin_epoch, ended_in_order
 from kvitto.cluster.records import Kind
 from kvitto.cluster.register import Document, Seen
 from kvitto.cluster.ring import Ring
@@ -258,7 +258,9 @@ class Cluster:
     def elect(self, name: str, disk: SimDisk, node: Node | None = None) -> None:
         """Somebody is elected, and notes that."""
         register = self.register
-        in_order = node is not None and node.follower.left is not None and node.left == register.document.epoch
+        last = register.document
+        in_order = node is not None and node.follower.left is not None and node.left == last.epoch
+        in_order = in_order or (last.leader == name and ended_in_order(disk, last.epoch))
         assert name in register.document.members
         assert register.store(register.document.elected(name), register.version) is not None
         with SeededIds.others(self.rng):
@@ -285,7 +287,8 @@ class Cluster:
         links = leading.leader.links
         synced = [link.member for link in in_sync(links) if link.acknowledged >= announced and link.member not in lost]
         version = self.membership.version
-        document = self.membership.propose(synced, lost, [link.member for link in links if link.waits])
+        connected = [link.member for link in links if link.member not in lost]
+        document = self.membership.propose(synced, lost, [link.member for link in links if link.waits], connected)
         if document is not None:
             self.register.requests.append(Request(document, version, self.membership))
         if not self.membership.waits:

@@ -32,20 +32,18 @@ def a_majority(self: Membership, values: Mapping[str, int], most: int) -> int | 
     return found[len(found) // 2 - 1] if len(found) > 1 else min(found, default=most)
 
 
-def remove_at_once(self: Membership, synced: Collection[str], lost: Collection[str], cut: Collection[str] = ()) -> Any:
+def remove_at_once(self: Membership, *found: Collection[str]) -> Any:
     """R2: wait no more for whom the register was asked to remove."""
-    document = propose(self, synced, lost, cut)
+    document = propose(self, *found)
     if document is not None:
         self.waits = set(document.members) - {self.member}
     return document
 
 
-def add_behind_the_answer(
-    self: Membership, synced: Collection[str], lost: Collection[str], cut: Collection[str] = ()
-) -> Document | None:
+def add_behind_the_answer(self: Membership, *found: Collection[str]) -> Document | None:
     """R2: wait for a new member when the register has added it."""
     before = set(self.waits)
-    document = propose(self, synced, lost, cut)
+    document = propose(self, *found)
     self.waits = before
     return document
 

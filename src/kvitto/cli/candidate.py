@@ -359,7 +359,7 @@ class Candidate:
             )
             self._scrubbing = scrub(follower)
         follower.turn_to(seat.address)
-        watch, why, before, starts = None, "", follower.place, False
+        watch, why, before, starts, full = None, "", follower.place, False, False
         silence = AGAIN_SILENCE_S if self._followed == seat.process else SILENCE_S
         try:
             with connected(address(seat.address), AGAIN_SILENCE_S, self._tls, silence) as sock:
@@ -378,8 +378,8 @@ class Candidate:
             starts = True  # it listens as soon as its broker has started, which others wait for
         except StoreFull as error:
             why = f"{error}; nothing more is taken until there is room"
-            self._pause = AGAIN_MAX_S
-            if follower.make_room():
+            full = not follower.make_room()
+            if not full:
                 why = f"{error}; what was replaced has been removed"
         except StreamError as error:
             why = f"refused what came: {error}"
@@ -390,7 +390,9 @@ class Candidate:
                 watch.stop()
             self._stand_as(WAITING, why)
         self._say(f"{seat.address}: {why}; trying again")
-        if follower.place > before:
+        if full:
+            self._pause = AGAIN_MAX_S  # it may have to compare all its files each time
+        elif follower.place > before:
             self._pause = AT_ONCE_S  # if its process has ended its machine refuses connections
         else:
             self._pause = AGAIN_S if starts else min(max(2 * self._pause, AGAIN_S), AGAIN_MAX_S)
@@ -484,9 +486,7 @@ class Candidate:
         """Return whether this directory is the last leader's, which has ended in order. So it has promised nothing to anybody, and nothing
         has to be flagged if it leads on."""
         return (
-            not self._is_anew
-            and document.leader == self.member.member
-            and ended_in_order(self._disk, document.epoch)
+            not self._is_anew and document.leader == self.member.member and ended_in_order(self._disk, document.epoch)
         )
 
     def _stand(self, seen: Seen) -> Election | None:

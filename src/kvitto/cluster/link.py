@@ -139,6 +139,11 @@ class Link:
         """The place of the DONE that the follower has not acknowledged yet."""
 
     @property
+    def is_awaited(self) -> bool:
+        """Whether the follower has to send checksums of its files before anything else happens."""
+        return self.state == "comparing" and self._steps is None
+
+    @property
     def lag_bytes(self) -> int | None:
         """How many bytes of the stream the follower has not acknowledged. None while its files are compared."""
         return self.leader.ring.total - self.behind_at if self.state == "following" else None
@@ -284,6 +289,11 @@ class Link:
                 return b"".join(parts)
             return b"".join([*parts, found]) or self._frames.encode(Kind.ALIVE)
         return self._records() if self._streaming else b""
+
+    def beat(self) -> None:
+        """Show a follower whose directory may not be changed yet that the leader is there."""
+        if self.waits and not self._out:
+            self._out.append(self._frames.encode(Kind.ALIVE))
 
     @property
     def wants(self) -> bool:

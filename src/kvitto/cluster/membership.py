@@ -22,6 +22,8 @@ class Membership:
         """The members whose syncs confirms wait for, beside this one's."""
         self.why_over = ""
         """Why this node leads no more, as the register says."""
+        self._cut: set[str] = set()
+        """Those that were removed so that their directories may be changed, and have not been in sync since."""
         self._asked: Document | None = None
         """What the register has been asked for. There is one request at a time."""
         self._settled = True
@@ -52,17 +54,23 @@ class Membership:
 
     # -- what the register is asked for ------------------------------------------------------------------------
 
-    def propose(self, synced: Collection[str], lost: Collection[str], cut: Collection[str] = ()) -> Document | None:
+    def propose(
+        self, synced: Collection[str], lost: Collection[str], cut: Collection[str] = (), connected: Collection[str] = ()
+    ) -> Document | None:
         """Return the document to ask the register for; None if there is nothing to ask for, or no answer to the last request yet.
 
         `synced`: the followers that have all that was confirmed and all that there was at the election, and get everything since (R6).
         `lost`: those that do not answer. They stay members if there would be too few: then nothing is confirmed anyway, and they may be
         elected. `cut`: those whose directories have to be changed in other ways than the stream does, so that they may not (R7).
+        `connected`: those that go on, as far as is known.
         """
         if self._asked is not None or self.why_over:
             return None
         members = set(self.document.members) | self.waits
-        wanted = (members | set(synced)) - set(cut)
+        self._cut -= set(synced)
+        cut = self._at_once(cut, members, connected)
+        self._cut |= cut
+        wanted = (members | set(synced)) - cut
         if len(fewer := wanted - set(lost)) >= self.minimum:
             wanted = fewer
         wanted.add(self.member)
@@ -71,6 +79,13 @@ class Membership:
         self.waits |= wanted - {self.member}
         self._asked = self.document.with_members(wanted)
         return self._asked
+
+    def _at_once(self, cut: Collection[str], members: set[str], connected: Collection[str]) -> set[str]:
+        """Return those of `cut` that are removed now. The others wait until one of these is in sync again, or gone, if fewer than the minimum
+        could lead meanwhile: after a power cut of all nodes each of them has to be changed, and one after another is."""
+        changing = (self._cut & set(connected)) - members
+        most = max(len(members) - self.minimum, 0 if changing else 1)
+        return set(sorted(set(cut) & members)[:most])
 
     def changed(self, version: int) -> None:
         """The register has made the change that it was asked for, and the document has this version."""

@@ -166,7 +166,9 @@ class Etcd:
 
     def complain(self, complaint: Complaint, lease: str) -> None:
         key, value = _coded(self._complaint), _coded(complaint.encoded())
-        self._call("/v3/kv/txn", {"success": [{"requestPut": {"key": key, "value": value, "lease": lease}}]}, again=True)
+        self._call(
+            "/v3/kv/txn", {"success": [{"requestPut": {"key": key, "value": value, "lease": lease}}]}, again=True
+        )
 
     def grant(self, seconds: int) -> str:
         found = self._call("/v3/lease/grant", {"TTL": seconds}, again=True)

@@ -373,6 +373,8 @@ class Followers:
             if self._gate is not None and not self.tenure.holds():
                 self._end_tenure("its lease has ended, and another node may lead")
             self.tenure.mark(self.ring.next)
+            for link in self._leader.links:
+                link.beat()
             for wake in self._wakes.values():  # a follower that waits is told that the leader is there
                 wake.set()
         self._marks.append((self.ring.next, time.monotonic()))

@@ -32,6 +32,8 @@ START_GRACE_S = 1.0
 """At the beginning members get this much time to find the new leader."""
 SILENT_S = 3.0
 """A member is removed if it has acknowledged nothing for this time. A member that works acknowledges something four times a second."""
+CHANGING_S = 30.0
+"""A follower whose files are compared is no longer waited for if it has sent no checksums for this time."""
 AGAIN_S = 0.5
 """A register that has not answered is asked again after this time."""
 PROMISE_S = 5.0
@@ -147,7 +149,8 @@ class Tenure:
         cut = [link.member for link in links if link.waits]
         if now < self._again_at:
             return
-        document = self.membership.propose(synced, lost, cut)
+        connected = [link.member for link in links if not (link.is_awaited and self._silent_s(link) > CHANGING_S)]
+        document = self.membership.propose(synced, lost, cut, connected)
         if document is not None:
             loop = asyncio.get_running_loop()
             asked = loop.run_in_executor(self._worker, self._ask, document, self.membership.version)
@@ -211,7 +214,11 @@ class Tenure:
         self.membership.saw(seen)
         self._end_if_over()
         complaint = seen.complaint
-        if complaint is not None and complaint.process == self.seat.process and self._cannot_go_on_without(complaint.member):
+        if (
+            complaint is not None
+            and complaint.process == self.seat.process
+            and self._cannot_go_on_without(complaint.member)
+        ):
             self.lease.gives_up = True
             self.on_end(f"too few nodes reach this one, and node {complaint.member[:8]} is alive and may lead")
 

@@ -210,7 +210,10 @@ class Member(Node):
         """Do not wait: a node that follows serves no clients."""
 
     def put_away(self) -> None:
-        """Begin with an empty directory next time. The last one is kept until then."""
+        """Begin with an empty directory next time. The last one is kept until then, but on a small disk, which has no room for both."""
+        if self.disk is not None:
+            shutil.rmtree(self.data, ignore_errors=True)
+            return
         old = self.data.with_name("old")
         shutil.rmtree(old, ignore_errors=True)
         with suppress(FileNotFoundError):  # it has not been started since the last time
