@@ -132,7 +132,7 @@ def test_a_leader_gives_its_seat_up_if_a_member_complains_and_it_is_not_enough_w
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 100.0
-    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    monkeypatch.setattr("time.monotonic", lambda: now)
     tenure = led(*members, minimum=minimum)
     document = tenure.membership.document
     tenure.membership.not_changed(None)  # the register does not answer when it is asked to change members

@@ -418,8 +418,11 @@ class Candidate:
         self._complain(seen)
 
     def _complain(self, seen: Seen) -> None:
-        """Say in the register that this node does not reach the leader, if it could lead. A leader that cannot confirm anything without this
-        node gives its seat up then: it may be cut off from the others, or give them a wrong address (`Tenure`)."""
+        """Say in the register that this node does not reach the leader, if it could lead itself.
+
+        A leader that cannot confirm anything without this node gives its seat up then: it may be cut off from the others, or give them a
+        wrong address (`Tenure`).
+        """
         document, seat, me, now = seen.document, seen.seat, self.member.member, boottime()
         if document is None or seat is None or seat.member == me or me not in document.members:
             return

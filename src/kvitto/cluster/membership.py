@@ -81,8 +81,11 @@ class Membership:
         return self._asked
 
     def _at_once(self, cut: Collection[str], members: set[str], connected: Collection[str]) -> set[str]:
-        """Return those of `cut` that are removed now. The others wait until one of these is in sync again, or gone, if fewer than the minimum
-        could lead meanwhile: after a power cut of all nodes each of them has to be changed, and one after another is."""
+        """Return those of `cut` that are removed now.
+
+        If fewer than the minimum could lead meanwhile, one is removed, and the others wait until that one is in sync again, or gone. After
+        a power cut of all nodes each of them has to be changed.
+        """
         changing = (self._cut & set(connected)) - members
         most = max(len(members) - self.minimum, 0 if changing else 1)
         return set(sorted(set(cut) & members)[:most])
