@@ -69,8 +69,10 @@ def test_whoever_is_elected_has_everything_that_was_confirmed(cluster: Cluster) 
 
 
 def test_a_killed_leader_is_followed_at_once_and_others_need_not_compare_their_files(cluster: Cluster) -> None:
-    """Its listener refuses connections, so nobody waits for its lease. A follower that had more than the one that is elected has to compare:
-    the kill may come when the latest record was sent to one of them only, but not each time."""
+    """Its listener refuses connections, so nobody waits for its lease.
+
+    The kill may come when the latest record was sent to one follower only, and that one has to compare then. But not each time.
+    """
     with cluster.publisher() as publisher:
         for _ in range(4):
             cluster.wait_in_sync(3)

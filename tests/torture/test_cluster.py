@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -175,6 +176,21 @@ def test_each_fault_of_nodes_is_known_and_lasts_as_long_as_it_should() -> None:
         lasts = [fault.lasts_s for fault in faults if fault.kind in sort]
         assert least <= min(lasts) and 0.9 * most < max(lasts) <= most
     assert max(fault.lasts_s for fault in faults if fault.kind == plan.STOP) > 20
+
+
+def test_short_faults_come_while_others_last() -> None:
+    kinds = plan.default_of_nodes(plan.OF_NODES)
+    faults = [plan.fault(1, k, kinds, nodes=True, overlap=True) for k in range(3000)]
+    assert faults == [plan.fault(1, k, kinds, nodes=True, overlap=True) for k in range(3000)]
+    assert [replace(fault, meanwhile=()) for fault in faults] == [
+        plan.fault(1, k, kinds, nodes=True) for k in range(3000)
+    ]
+    lasting = [fault for fault in faults if fault.kind in plan.LASTING]
+    assert {len(fault.meanwhile) for fault in lasting} == set(plan.MEANWHILE)
+    assert {fault.kind for fault in faults if fault.meanwhile} == set(plan.LASTING)
+    assert {other.kind for fault in faults for other in fault.meanwhile} == set(plan.OF_A_MOMENT)
+    assert all(0 <= other.part <= 1 for fault in faults for other in fault.meanwhile)
+    assert not plan.fault(1, 0, (plan.SLOW,), nodes=True, overlap=True).meanwhile, "kills are not wanted"
 
 
 def test_faults_of_nodes_need_nodes() -> None:

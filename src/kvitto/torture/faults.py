@@ -45,7 +45,7 @@ def etcd_stop(run: Run, fault: plan.Fault) -> None:
 def etcd_kill(run: Run, fault: plan.Fault) -> None:
     etcd = kvitto_of(run).etcd
     etcd.kill()
-    run.endure(fault.lasts_s)
+    run.endure(fault)
     etcd.begin()
     again(run)
 
@@ -75,7 +75,7 @@ def etcd_lost(run: Run, fault: plan.Fault, lose: Callable[[], None]) -> None:
     cluster.may_end = True
     lose()
     began = time.monotonic()
-    run.endure(fault.lasts_s)
+    run.endure(fault)
     if others := cluster.others_since(began):
         raise BrokerFailed(f"leads by an etcd that is not the one that it was: {', '.join(others)}")
     run.down()
@@ -150,10 +150,28 @@ def full(run: Run, fault: plan.Fault, node: Node) -> None:
     again(run)
 
 
+def come_meanwhile(run: Run, fault: plan.Meanwhile) -> None:
+    """Make a fault while another one lasts. What is killed is started at once. Perhaps nobody can serve before the other one has ended."""
+    cluster = cluster_of(run)
+    if fault.kind == plan.KILL:
+        killed = [cluster.leader]
+    elif fault.kind == plan.FOLLOWER_KILL:
+        killed = [cluster.follower(random.Random(fault.seed))]
+    else:
+        killed = list(cluster.nodes)
+    if cluster.leader in killed:
+        run.lose()
+    for node in killed:
+        node.kill()
+    for node in killed:
+        node.begin()
+    run.outcome.cycles[fault.kind] += 1
+
+
 def last(run: Run, fault: plan.Fault, mend: Callable[[], None]) -> None:
     """Let a fault last as long as it is planned, and mend it then, also if the torture is interrupted."""
     try:
-        run.endure(fault.lasts_s)
+        run.endure(fault)
     finally:
         mend()
 

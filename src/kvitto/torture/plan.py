@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 KILL, STOP, CUT, HALF_OPEN, RESTART, KILL_START = FAULTS = ("kill", "stop", "cut", "half-open", "restart", "kill-start")
 FOLLOWER_KILL, FOLLOWER_STOP, ALL_KILL = OF_PROCESSES = ("follower-kill", "follower-stop", "all-kill")
@@ -39,6 +39,12 @@ OF_NODES = (*OF_PROCESSES, *OF_ETCD, *OF_LINKS, *OF_DISKS)
 """Faults of a cluster."""
 OF_RABBITMQ = (*OF_PROCESSES, CUT_FOLLOWERS, FOLLOWER_CUT, LEADER_MUTE, LEADER_DEAF, SLOW)
 """Those that a cluster without an etcd can have."""
+OF_A_MOMENT = (KILL, FOLLOWER_KILL, ALL_KILL)
+"""Faults that may come while another one lasts."""
+LASTING = (STOP, FOLLOWER_STOP, ETCD_STOP, ETCD_KILL, *OF_LINKS, *OF_DISKS)
+"""Faults of a cluster while which others may come."""
+MEANWHILE = (0, 1, 1, 2, 3)
+"""How many others come while one of them lasts: each of these numbers has the same chance."""
 DEFAULT = (KILL, KILL, KILL, KILL_START)
 """Each kind is drawn with the same chance: one kill in four is followed by kills of the next starts."""
 LIFE_S = 0.6
@@ -58,6 +64,16 @@ AT_FILES = 0.75
 
 
 @dataclass(frozen=True, slots=True)
+class Meanwhile:
+    """A fault that comes while another one lasts."""
+
+    kind: str
+    part: float
+    """The part of the time of the other one after which it comes."""
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
 class Fault:
     """One cycle: load for `after_s`, then this fault."""
 
@@ -72,6 +88,8 @@ class Fault:
     """Whether a half-open connection drops the data of clients, or of the broker."""
     seed: int
     """For the choice of connections, and of the moments in a start."""
+    meanwhile: tuple[Meanwhile, ...] = ()
+    """The faults that come while this one lasts, in order."""
 
     def killed_starts(self) -> list[tuple[float, bool]]:
         """Return the part of a start after which it is killed, and whether it is a part of the whole start or of the
@@ -85,8 +103,11 @@ def default_of_nodes(others: tuple[str, ...]) -> tuple[str, ...]:
     return (KILL, KILL, KILL, STOP, RESTART, *others)
 
 
-def fault(seed: int, cycle: int, kinds: tuple[str, ...], gap_s: float = 0.0, nodes: bool = False) -> Fault:
-    """Return the fault of one cycle. With `gap_s` there is load for about this time before it. `nodes`: whether a cluster is tortured."""
+def fault(
+    seed: int, cycle: int, kinds: tuple[str, ...], gap_s: float = 0.0, nodes: bool = False, overlap: bool = False
+) -> Fault:
+    """Return the fault of one cycle. With `gap_s` there is load for about this time before it. `nodes`: whether a cluster is tortured.
+    `overlap`: whether further faults come while one lasts."""
     rng = random.Random(f"{seed}/{cycle}")
     kind = rng.choice(kinds)
     after_s = rng.uniform(0.5, 1.5) * gap_s if gap_s else rng.uniform(0.0, LIFE_S)
@@ -95,4 +116,10 @@ def fault(seed: int, cycle: int, kinds: tuple[str, ...], gap_s: float = 0.0, nod
         lasts_s = least + (most - least) * rng.random() ** 2  # most are short
     else:
         lasts_s = rng.uniform(*(MUTED_S if kind == HALF_OPEN else FROZEN_S))
-    return Fault(cycle, kind, after_s, lasts_s, rng.random() < 0.5, rng.random() < 0.5, rng.getrandbits(32))
+    found = Fault(cycle, kind, after_s, lasts_s, rng.random() < 0.5, rng.random() < 0.5, rng.getrandbits(32))
+    short = [other for other in kinds if other in OF_A_MOMENT]
+    if not overlap or kind not in LASTING or not short:
+        return found
+    parts = sorted(rng.random() for _ in range(rng.choice(MEANWHILE)))
+    meanwhile = (Meanwhile(rng.choice(short), part, rng.getrandbits(32)) for part in parts)
+    return replace(found, meanwhile=tuple(meanwhile))

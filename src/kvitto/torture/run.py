@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import urlsplit, urlunsplit
 
 from kvitto.client import AMQPError
@@ -85,6 +85,8 @@ class Run:
         self._chapter_s = 0.0
         self._said_s = 0.0
         self._looked_s = 0.0
+        self._lost = False
+        """Whether the load waits until some node serves it, while a fault lasts."""
 
     def go(self) -> Outcome:
         """Run until the plan is done, something fails, or Ctrl-C; then judge for the last time."""
@@ -132,19 +134,22 @@ class Run:
         cycle = 0
         while True:
             elapsed = time.monotonic() - began
+            made = self.outcome.cycles.total()
             if wanted.publishes and all(publisher.finished for publisher in self.load.publishers):
                 return
-            if (wanted.cycles and cycle >= wanted.cycles) or (wanted.seconds and elapsed >= wanted.seconds):
+            if (wanted.cycles and made >= wanted.cycles) or (wanted.seconds and elapsed >= wanted.seconds):
                 return
             if not wanted.faults:
                 self._alive()
                 time.sleep(SAMPLE_S)
             else:
-                nodes = isinstance(self.node, Cluster)
-                fault = plan.fault(wanted.seed, cycle, wanted.faults, SOAK_GAP_S if wanted.soak else 0.0, nodes)
+                nodes, kvitto = isinstance(self.node, Cluster), isinstance(self.node, KvittoCluster)
+                fault = plan.fault(wanted.seed, cycle, wanted.faults, SOAK_GAP_S if wanted.soak else 0.0, nodes, kvitto)
+                if wanted.cycles:
+                    fault = replace(fault, meanwhile=fault.meanwhile[: wanted.cycles - made - 1])
                 self._cycle(fault)
                 cycle += 1
-            self._progress(cycle)
+            self._progress(made)
             late = time.monotonic() - self._chapter_s > CHAPTER_S and not wanted.publishes
             if (wanted.faults and not wanted.soak and cycle % CHAPTER_CYCLES == 0) or late:
                 self._judge()
@@ -155,6 +160,8 @@ class Run:
         self._alive()
         DOES[fault.kind](self, fault)
         self.outcome.cycles[fault.kind] += 1
+        if self._lost:
+            self.start()
 
     def _kill(self, fault: plan.Fault) -> None:
         self.down()
@@ -189,7 +196,7 @@ class Run:
     def _stop(self, fault: plan.Fault) -> None:
         self.node.pause()
         try:
-            self.endure(fault.lasts_s)
+            self.endure(fault)
         finally:
             self.node.resume()
         if isinstance(self.node, Cluster):  # another node may lead now
@@ -206,20 +213,32 @@ class Run:
         time.sleep(fault.lasts_s)
         self.proxy.cut_half_open()
 
-    def endure(self, seconds: float) -> None:
-        """Let a fault last. The load goes to another node of a cluster as soon as that one leads."""
-        end = time.monotonic() + seconds
+    def endure(self, fault: plan.Fault) -> None:
+        """Let a fault last, with those that come meanwhile. The load goes to another node of a cluster as soon as that one leads."""
+        began = time.monotonic()
+        for other in fault.meanwhile:
+            self._wait_until(began + other.part * fault.lasts_s)
+            faults.come_meanwhile(self, other)
+        self._wait_until(began + fault.lasts_s)
+
+    def _wait_until(self, end: float) -> None:
         while (left := end - time.monotonic()) > 0:
             self._follow()
             time.sleep(min(left, LOOK_S))
 
+    def lose(self) -> None:
+        """Note that the leader is killed while another fault lasts, and that some time may go by before a node serves clients."""
+        self.down()
+        self._lost = True
+
     def _follow(self) -> None:
         """Send the load to another node of a cluster if that one leads now: a leader may give up at any time after a fault."""
         now = time.monotonic()
-        if not isinstance(self.node, Cluster) or not self.target.up.is_set() or now - self._looked_s < LOOK_S:
+        aimed = self.target.up.is_set()
+        if not isinstance(self.node, Cluster) or not (aimed or self._lost) or now - self._looked_s < LOOK_S:
             return
         self._looked_s, before = now, self.node.uri
-        if self.node.look() and self.node.uri != before:
+        if self.node.look() and (self._lost or self.node.uri != before):
             self._aim()
             self.load.publishers[-1].leave()  # the others stay with the old leader as long as that one has them
 
@@ -262,6 +281,7 @@ class Run:
             uri = through(uri, self.proxy.port)
         if plan.HALF_OPEN in self.wanted.faults:
             uri = uri.replace("heartbeat=0", f"heartbeat={plan.HEARTBEAT_S}")
+        self._lost = False
         self.target.uri = f"{uri}&connection_timeout=5000"
         self.target.up.set()
 
@@ -310,7 +330,7 @@ class Run:
     def _drained(self) -> bool:
         return self.load.quiet and load.waiting(self.node.uri) == 0 and self.load.quiet and not self.oracle.judge()
 
-    def _progress(self, cycle: int) -> None:
+    def _progress(self, made: int) -> None:
         now = time.monotonic()
         if now - self._said_s < PROGRESS_S:
             return
@@ -319,7 +339,7 @@ class Run:
         findings = {kind: count for kind, count in self.outcome.failures(self.oracle).items() if count}
         said = ", ".join(f"{count} {kind}" for kind, count in findings.items()) or "nothing found"
         self.say(
-            f"{now - self._started_s:6.0f} s  {cycle}{wanted} faults  {self.oracle.published:,} published  "
+            f"{now - self._started_s:6.0f} s  {made}{wanted} faults  {self.oracle.published:,} published  "
             f"{self.oracle.confirmed:,} confirmed  {self.oracle.delivered:,} delivered  {said}"
         )
 
