@@ -348,6 +348,27 @@ def test_a_leader_goes_on_without_etcd_as_long_as_all_follow_it(tmp_path: Path) 
         etcd.stop()
 
 
+def test_a_node_that_starts_while_etcd_is_away_says_that_it_is_alive(tmp_path: Path) -> None:
+    etcd = FakeEtcd()
+    cluster = Cluster(tmp_path, etcd)
+    try:
+        cluster.wait_in_sync(3)
+        leader = cluster.wait_for_leader()
+        node = next(node for node in cluster.nodes if node is not leader)
+        node.kill()
+        etcd.deaf = True
+        node.start()
+        wait_until(lambda: bool(lines(node, "etcd does not answer")), what="it waits for etcd")
+        http = Http(f"http://127.0.0.1:{node.http}")
+        assert http.call("GET", "/healthz/live").status == 200
+        assert http.call("GET", "/healthz/ready").status == 503
+        etcd.deaf = False
+        wait_until(lambda: http.call("GET", "/healthz/ready").status == 200, what="it follows")
+    finally:
+        cluster.end()
+        etcd.stop()
+
+
 def test_a_link_that_breaks_while_etcd_is_away_is_made_again(tmp_path: Path) -> None:
     """Else the leader would have to end, because it is not promised any more that nobody tries to lead."""
     etcd, proxies = FakeEtcd(), dict[Node, Proxy]()

@@ -8,8 +8,9 @@ from typing import Any, cast
 import pytest
 
 from kvitto.cli import following
-from kvitto.cli.following import SILENCE_S, talk
+from kvitto.cli.following import REFUSED_S, SILENCE_S, Patience, talk
 from kvitto.cluster.follower import Follower
+from kvitto.cluster.handshake import Refused
 from kvitto.cluster.records import StreamError
 
 
@@ -62,3 +63,24 @@ def test_the_time_for_checksums_of_all_files_is_not_the_leaders(monkeypatch: pyt
 def test_a_leader_that_sends_no_whole_record_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(StreamError, match="no whole record"):
         talk_in(Scene(waits_s=0.6 * SILENCE_S, works_s=0), monkeypatch)
+
+
+def test_a_node_that_may_be_taken_for_its_own_earlier_process_tries_again_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    patience, again = Patience(), Refused("a copy", again=True)
+    for _ in range(3):
+        assert patience.bear(again) == "a copy"
+        now += REFUSED_S / 3
+    now += 2 * REFUSED_S
+    assert patience.bear(again) == "a copy", "it was accepted meanwhile"
+    for _ in range(3):
+        now += REFUSED_S / 3
+        patience.bear(again)
+    now += 1
+    with pytest.raises(Refused, match="a copy"):
+        patience.bear(again)
+    with pytest.raises(Refused, match="another key"):
+        Patience().bear(Refused("another key"))

@@ -113,9 +113,9 @@ def test_a_new_process_of_a_follower_gets_in_if_the_connection_of_the_old_one_is
         pair.pump()
         assert old.replaced and pair.link.state == "following"
     else:
-        with pytest.raises(Refused, match="another process follows with a copy of the same directory"):
+        with pytest.raises(Refused, match="another process follows with a copy of the same directory") as refused:
             pair.pump()
-        assert not old.replaced
+        assert not old.replaced and refused.value.again
 
 
 def test_an_acknowledgement_of_what_was_not_sent_is_refused() -> None:

@@ -8,6 +8,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +116,8 @@ class World:
         self.standing = Standing("kvitto", "me", document, self.leader.seat, FOLLOWING, 2000)
         self.config = Config(data_dir=place, host="127.0.0.1", port=0, http_port=0)
         own = OwnAnswers(limits.of(self.config.limits), lambda: self.standing)
-        self.front = Front(self.config, KEY, CLUSTER, own)
+        self.front = Front(self.config, KEY, own)
+        self.front.cluster = CLUSTER
         self.front.start()
         self.front.lead_by(self.leader.seat)
         self._socks: list[socket.socket] = []
@@ -304,6 +306,16 @@ def test_without_a_leader_connections_are_refused_at_once(world: World) -> None:
     assert "nobody leads" in refused(world)
 
 
+def test_an_answer_to_head_has_no_body(world: World) -> None:
+    world.front.lead_by(None)
+    for path in (b"/api/overview", b"/healthz/live"):
+        client = world.connect(HTTP)
+        client.sendall(b"HEAD %s HTTP/1.1\r\nHost: x\r\n\r\n" % path)
+        client.shutdown(socket.SHUT_WR)
+        answer = b"".join(iter(partial(client.recv, 65536), b""))
+        assert answer.startswith(b"HTTP/1.1 ") and answer.endswith(b"\r\n\r\n")
+
+
 def test_a_leader_that_has_ended_refuses(world: World) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
@@ -347,6 +359,16 @@ def test_clients_beyond_the_descriptors_are_closed(world: World, monkeypatch: py
     monkeypatch.setattr(fronts, "files_reserve", lambda: 0)
     assert gone(world.connect())
     assert world.front.refused == 1
+
+
+def test_clients_of_amqp_leave_room_for_those_who_ask_how_the_node_is(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.pair()
+    monkeypatch.setattr(fronts, "open_files_max", lambda: 2 * fronts.OWN_ANSWERS)
+    monkeypatch.setattr(fronts, "files_reserve", lambda: 0)
+    assert gone(world.connect())
+    assert world.http().call("GET", "/healthz/live").status == 200
 
 
 # -- who may pass connections on ---------------------------------------------------------------------------------------

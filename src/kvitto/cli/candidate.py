@@ -22,7 +22,7 @@ from kvitto.base import limits
 from kvitto.base.clock import SystemClock
 from kvitto.base.config import Config, address
 from kvitto.base.errors import StoreFull
-from kvitto.cli.following import AGAIN_S, Stopped, connected, scrub, stop, talk, why_ended
+from kvitto.cli.following import AGAIN_S, Patience, Stopped, connected, scrub, stop, talk, why_ended
 from kvitto.cluster.follower import Follower
 from kvitto.cluster.handshake import Refused, read_key
 from kvitto.cluster.promotion import begin_epoch, ended_in_order
@@ -162,6 +162,7 @@ class Candidate:
         self._tls = node_tls(config)
         self._process = new_id()
         self._said = ""
+        self._patience = Patience()
         self._pause = AGAIN_S
         self._epoch = 0
         """The epoch of the leader that is being followed."""
@@ -190,10 +191,11 @@ class Candidate:
 
     def wait(self) -> Election:
         """Follow until this node is elected. Raises Refused, StoreError, RegisterError, or Stopped."""
-        self.member = self._known(self._seen(at_start=True))
-        self._standing = replace(self._standing, member=self.member.member)
         self._listen()
         try:
+            self.member = self._known(self._seen(at_start=True))
+            self._standing = replace(self._standing, member=self.member.member)
+            self.front.cluster = self.member.cluster
             election = self._elected()
         except BaseException:
             self.front.close()
@@ -285,7 +287,7 @@ class Candidate:
                 f"cannot listen on {config.followers}: {why}. This node could not lead: choose another --followers"
             ) from None
         own = OwnAnswers(limits.of(config.limits), lambda: replace(self._standing, document=self._document))
-        self.front = Front(config, self._key, self.member.cluster, own)
+        self.front = Front(config, self._key, own)
         try:
             self.front.start()
         except OSError as error:
@@ -376,6 +378,8 @@ class Candidate:
                 self._is_dead(seat)
                 return
             starts = True  # it listens as soon as its broker has started, which others wait for
+        except Refused as error:
+            why = self._patience.bear(error)
         except StoreFull as error:
             why = f"{error}; nothing more is taken until there is room"
             full = not follower.make_room()

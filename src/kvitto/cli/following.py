@@ -36,6 +36,8 @@ CONNECT_S = 5.0
 SILENCE_S = 15.0
 """A leader says four times a second that it is there."""
 AGAIN_S, AGAIN_MAX_S = 0.1, 5.0
+REFUSED_S = 15.0
+"""A node that is refused, and perhaps would not be some seconds later, tries for this time."""
 
 
 class Stopped(BaseException):
@@ -76,17 +78,37 @@ def stop(_number: int, _frame: object) -> None:
     raise Stopped
 
 
+class Patience:
+    """How long a node tries again although it was refused, because its own earlier process may seem to be alive."""
+
+    def __init__(self) -> None:
+        self._since = self._last = 0.0
+        """When it was refused for the first time, and for the last time."""
+
+    def bear(self, error: Refused) -> str:
+        """Return why the node tries again. Raises the error if that is of no use, or if the node has tried for REFUSED_S."""
+        now = time.monotonic()
+        if now - self._last > REFUSED_S:
+            self._since = now
+        self._last = now
+        if not error.again or now - self._since > REFUSED_S:
+            raise error
+        return str(error)
+
+
 def keep_following(
     follower: Follower, host: str, port: int, tls: NodeTls | None, alive: Callable[[], None]
 ) -> NoReturn:
     """Connect again and again."""
-    pause, said = AGAIN_S, ""
+    pause, said, patience = AGAIN_S, "", Patience()
     while True:
         before = follower.place
         alive()
         try:
             with connected((host, port), CONNECT_S, tls, CONNECT_S) as sock:
                 why = talk(follower, sock, SILENCE_S, alive, alive)
+        except Refused as error:
+            why = patience.bear(error)
         except StoreFull as error:
             why = f"{error}; nothing more is taken until there is room"
         except StreamError as error:

@@ -1,7 +1,7 @@
 """How a follower and a leader begin a connection: both prove that they have the shared key, and it never travels.
 
     follower   KVITREP1, {version, nonce}
-    leader     {version, nonce, proof}            or {refused}
+    leader     {version, nonce, proof}            or {refused, again}
     follower   {proof, member, process, session, place}   or {refused}
     leader     {history, session, place, resume, proof}  or {refused}
 
@@ -34,7 +34,14 @@ LEADER, FOLLOWER = b"leader", b"follower"
 
 
 class Refused(Exception):
-    """One side ends the connection until an operator has done something; the text says what."""
+    """One side ends the connection until an operator has done something; the text says what.
+
+    `again`: perhaps it accepts the other one some seconds later.
+    """
+
+    def __init__(self, text: str, again: bool = False) -> None:
+        super().__init__(text)
+        self.again = again
 
 
 def nonce() -> str:
@@ -107,7 +114,7 @@ class Inbox:
         if not isinstance(found, dict):
             raise StreamError("a message that cannot be read")
         if "refused" in found:
-            raise Refused(str(found["refused"])[:REASON_MAX])
+            raise Refused(str(found["refused"])[:REASON_MAX], found.get("again") is True)
         return found
 
 

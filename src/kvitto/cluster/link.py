@@ -198,7 +198,8 @@ class Link:
             else:
                 self._refuse(
                     f"another process follows with a copy of the same directory, from {other.where}: "
-                    "let one of them follow with an empty directory"
+                    "let one of them follow with an empty directory",
+                    again=True,  # it may be an earlier one, whose last bytes have been on their way until now
                 )
         if (theirs := str(found.get("cluster", ""))) != leader.cluster:
             what = (
@@ -229,9 +230,9 @@ class Link:
             return place
         return None
 
-    def _refuse(self, text: str) -> NoReturn:
-        self.last_words = handshake.message(refused=text)
-        raise Refused(text)
+    def _refuse(self, text: str, again: bool = False) -> NoReturn:
+        self.last_words = handshake.message(refused=text, **({"again": True} if again else {}))
+        raise Refused(text, again)
 
     def _answer(self, record: Record) -> None:
         kind, _, position, payload = record

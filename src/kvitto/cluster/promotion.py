@@ -9,10 +9,9 @@ from kvitto.cluster.handshake import Refused
 from kvitto.cluster.state import (
     HISTORY_KEPT,
     Member,
-    election_id,
     epoch_of,
     forget_boot,
-    new_id,
+    new_entry,
     read_following,
     read_history,
     read_member,
@@ -56,7 +55,7 @@ def _promote(disk: Disk, where: str) -> int:
             "or promote another follower"
         )
     forget_boot(disk)
-    history = [*read_history(disk), new_id()]
+    history = [*read_history(disk), new_entry()]
     write_history(disk, history)
     disk.unlink(paths.FOLLOWS)
     if disk.exists(paths.MEMBER):
@@ -83,7 +82,7 @@ def begin_epoch(disk: Disk, epoch: int, in_order: bool) -> None:
         replace_small(disk, paths.BOOT, IN_ORDER)
     else:
         forget_boot(disk)
-    write_history(disk, [*history[:1], *history[1:][-HISTORY_KEPT:], election_id(epoch)])
+    write_history(disk, [*history[:1], *history[1:][-HISTORY_KEPT:], new_entry(epoch)])
     if following is not None:
         disk.unlink(paths.FOLLOWS)
         disk.sync_dir("")

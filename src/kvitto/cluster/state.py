@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
+import zlib
 from dataclasses import asdict, dataclass, field
 from typing import TypeVar
 
@@ -30,6 +31,9 @@ HISTORY_KEPT = 100
 
 ENTRY = re.compile("([0-9]+:)?[0-9A-Za-z]+")
 """An entry of a history."""
+CHECKED = re.compile("((?:[0-9]+:)?k[0-9a-f]{24})([0-9a-f]{8})")
+"""An entry that ends with the CRC-32 of what is before. Those of an earlier Kvitto have no `k`, and 32 digits behind the epoch."""
+EARLIER = 32
 
 T = TypeVar("T")
 
@@ -55,12 +59,25 @@ class Following:
     """What is damaged here, in words, until a leader has sent a good copy. Until then another node should lead."""
 
 
+def is_whole(entry: str) -> bool:
+    """Return whether an entry of a history can be what was written."""
+    if (checked := CHECKED.fullmatch(entry)) is not None:
+        return int(checked[2], 16) == zlib.crc32(checked[1].encode())
+    return ENTRY.fullmatch(entry) is not None and len(entry.rpartition(":")[2]) <= EARLIER
+
+
+def new_entry(epoch: int | None = None) -> str:
+    """Return a new entry for the history of a directory. `epoch`: in which it was elected, None: it was not elected."""
+    text = f"{'' if epoch is None else f'{epoch}:'}k{secrets.token_hex(12)}"
+    return f"{text}{zlib.crc32(text.encode()):08x}"
+
+
 def read_history(disk: Disk) -> list[str]:
     """Return the history of a directory, [] if it has none. Raises StoreError if it cannot be read."""
     if not disk.exists(paths.HISTORY):
         return []
     found = disk.read_file(paths.HISTORY).decode("ascii", "replace").split()
-    if not all(ENTRY.fullmatch(entry) for entry in found):
+    if not all(map(is_whole, found)):
         raise StoreError(f"{paths.HISTORY} cannot be read: let this node follow with an empty directory")
     return found
 
@@ -75,7 +92,7 @@ def begin_history(disk: Disk) -> list[str]:
     """Return the history of a directory that leads. If it has none, begin one."""
     history = read_history(disk)
     if not history:
-        history = [new_id()]
+        history = [new_entry()]
         write_history(disk, history)
     return history
 
@@ -137,11 +154,6 @@ def _read(disk: Disk, path: str, kind: type[T], advice: str) -> T | None:
 
 def _write(disk: Disk, path: str, value: Following | Member) -> None:
     replace_small(disk, path, json.dumps(asdict(value)).encode() + b"\n")
-
-
-def election_id(epoch: int) -> str:
-    """Return a new entry for the history of a directory that has been elected in this epoch."""
-    return f"{epoch}:{new_id()}"
 
 
 def epoch_of(history: list[str]) -> int:

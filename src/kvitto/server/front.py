@@ -42,6 +42,8 @@ LOOK_S = 5.0
 CLOSE_S = 5.0
 HEADS_MAX = 256
 """The heads of at most this many HTTP requests are read at one time, because they are kept in memory."""
+OWN_ANSWERS = 32
+"""Clients of AMQP leave room for this many HTTP connections, so that the node itself can still be asked how it is."""
 
 
 class Own(Protocol):
@@ -51,16 +53,17 @@ class Own(Protocol):
         """Read the beginning of an HTTP connection. Return it if the connection is the leader's, None if it has been answered here."""
         ...
 
-    async def refuse(self, sock: socket.socket, why: str) -> None:
-        """Answer an HTTP connection that cannot be passed on."""
+    async def refuse(self, sock: socket.socket, why: str, begun: bytes) -> None:
+        """Answer an HTTP connection that cannot be passed on, and begins like this."""
         ...
 
 
 class Front:
-    def __init__(self, config: Config, key: bytes, cluster: str, own: Own) -> None:
+    def __init__(self, config: Config, key: bytes, own: Own) -> None:
         self._config = config
         self._key = key
-        self._cluster = cluster
+        self.cluster = ""
+        """The id of the cluster. It is known before there is a leader."""
         self._own = own
         self.limits = limits.of(config.limits)
         self.ports: dict[str, int] = {}
@@ -117,15 +120,17 @@ class Front:
     # -- the thread ------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        loop = asyncio.new_event_loop()
+        loop: asyncio.AbstractEventLoop | None = None
         try:
+            loop = asyncio.new_event_loop()
             loop.run_until_complete(self._serve())
         except OSError as error:
             self._error = error
         except Exception as error:  # noqa: BLE001 - top of the thread: a name of a host may be none, for example
             self._error = OSError(str(error))
         finally:
-            loop.close()  # it does not wait for a name that is still being resolved, as asyncio.run does
+            if loop is not None:
+                loop.close()  # it does not wait for a name that is still being resolved, as asyncio.run does
             self._begun.set()
 
     async def _serve(self) -> None:
@@ -159,13 +164,15 @@ class Front:
             self._clients[task] = None
             task.add_done_callback(lambda done: self._over(done, sock))
 
-        acceptor = Acceptor(accepted, self._has_room, nothing, self.limits.handshake_s)
+        reserve = 0 if service == HTTP else OWN_ANSWERS
+        acceptor = Acceptor(accepted, lambda: self._has_room(reserve), nothing, self.limits.handshake_s)
         self._acceptors.append(acceptor)
         self.ports[service] = await acceptor.listen(hosts, port)
 
-    def _has_room(self) -> bool:
-        """Return whether there are descriptors for one more client: its own, and that of the connection to the leader."""
-        room = (open_files_max() - files_reserve()) // 2
+    def _has_room(self, reserve: int) -> bool:
+        """Return whether there are descriptors for one more client: its own, and that of the connection to the leader. So many are left for
+        others."""
+        room = (open_files_max() - files_reserve()) // 2 - reserve
         found = len(self._pairs) + len(self._clients) < room
         self.refused += not found
         return found
@@ -206,7 +213,7 @@ class Front:
             self.refused += 1
             log.debug("%s: not passed on: %s", where.host, error)
             if service == HTTP:
-                await self._own.refuse(sock, str(error))
+                await self._own.refuse(sock, str(error), begun or b"")
         except OSError:  # the client is gone, or the leader
             pass
         finally:
@@ -251,7 +258,7 @@ class Front:
                 sock.close()
 
     async def _begin(self, sock: socket.socket, client: Client) -> None:
-        passing = Passing(self._key, self._cluster, client)
+        passing = Passing(self._key, self.cluster, client)
         read = partial(self._loop.sock_recv, sock)
         try:
             await self._loop.sock_sendall(sock, passing.hello())

@@ -84,10 +84,10 @@ class OwnAnswers:
         await self._send(sock, http, response, request.method == b"HEAD")
         return None
 
-    async def refuse(self, sock: socket.socket, why: str) -> None:
+    async def refuse(self, sock: socket.socket, why: str, begun: bytes) -> None:
         retry = (("Retry-After", str(RETRY_AFTER_S)),)
         response = failure(Problem(503, "no_leader", f"{why}: this node does not lead, try again", retry))
-        await self._send(sock, None, response, False)
+        await self._send(sock, None, response, begun.startswith(b"HEAD "))
 
     # -- answers ---------------------------------------------------------------------------------------------------
 
