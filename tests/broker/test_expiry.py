@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from kvitto.broker.broker import LOOKED_AT_FIRST, LOOKED_AT_ONCE
 from kvitto.broker.queues import leaving
 from kvitto.broker.queues.deliveries import Deliveries
 from kvitto.broker.queues.work_queue import WorkQueue
@@ -123,3 +124,22 @@ def test_a_length_limit_waits_for_what_has_expired(monkeypatch: pytest.MonkeyPat
         harness.broker.tick()
     assert [delivery.body for delivery in taker.got[3:]] == [b"live 0", b"live 1", b"live 2"]
     assert queue.ready == 1
+
+
+def test_behind_a_start_all_of_many_queues_look_at_their_first_message() -> None:
+    """The first ones at once, the others in the turns that follow, and without keeping what they have read."""
+    harness = BrokerHarness()
+    names = [f"q{number}" for number in range(LOOKED_AT_FIRST + 3 * LOOKED_AT_ONCE + 1)]
+    for name in names:
+        harness.declare(name)
+        harness.publish(name, b"late", ttl_ms=10)
+        harness.publish(name, b"waits")
+    harness.settle_down()
+    harness.clock.advance(1)
+    harness.kill()
+    left = [name for name in names if harness.queue(name).ready == 2]
+    assert left == names[LOOKED_AT_FIRST:]
+    assert harness.drain(left[-1]) == [b"waits"], "whoever takes a message looks, too"
+    harness.settle_down()
+    assert [harness.queue(name).ready for name in names[:-1]] == [1] * (len(names) - 1)
+    assert [name for name in names if harness.queue(name).backlog.front is not None] == []

@@ -6,7 +6,7 @@ It does no network I/O: the server feeds connections and then calls `turn`, befo
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -50,8 +50,10 @@ from kvitto.wire.properties import edit_headers, join, split
 
 log = logging.getLogger("kvitto.broker")
 
-LOOKED_AT_ONCE = 32
-"""At a start this many queues look at their first message in one turn."""
+LOOKED_AT_FIRST = 32
+"""This many queues have looked at their first message when a start ends."""
+LOOKED_AT_ONCE = 16
+"""Of the others so many do so in one turn."""
 
 Direct = tuple[Queue, bytes, bytes, bytes | Buf, int, int]
 """A message for a queue: key, props, body, time to live in ms (-1: none), flags."""
@@ -250,14 +252,10 @@ class Broker(Turning):
                 # the message may have been delivered before a power cut, damage or a fault removed it from the queue (A9)
                 queue.flag_from(ends[queue])
         self.turn()
-        # each queue looks at its first message; a few at a time, so that they use the same memory for that
-        waiting = iter(list(self.queues.values()))
-        while some := list(islice(waiting, LOOKED_AT_ONCE)):
-            for queue in some:
-                queue.mark_dirty()
-            self.turn()
-            for queue in some:
-                queue.release_windows()
+        queues = list(self.queues.values())
+        for queue in queues[:LOOKED_AT_FIRST]:
+            queue.mark_dirty()
+        self.turn()
         if replayed:
             if self.unwritten:
                 raise StoreFull("there is no room to apply what the journal holds: free some space and start again")
@@ -265,8 +263,25 @@ class Broker(Turning):
             for _ in range(STEPS):  # the journal's files are removed in steps; each must be durable before the next
                 if self.store.commits.waiting:
                     self.sync_all()
-        for queue in self.queues.values():
+        for queue in queues:
             queue.release_windows()
+        self.jobs.start(self._look_at_first_messages(queues[LOOKED_AT_FIRST:]))
+
+    def _look_at_first_messages(self, queues: list[Queue]) -> Iterator[None]:
+        """Have queues look whether their first message has expired, a few at a time, so that they use the same memory for that. A broker
+        with many queues does so when it serves clients already: whoever takes a message looks, too."""
+        waiting = iter(queues)
+        while some := list(islice(waiting, LOOKED_AT_ONCE)):
+            for queue in some:
+                queue.mark_dirty()
+            turns = self.turns
+            while turns == self.turns:
+                yield  # several pieces of a job may run before a turn
+            for queue in some:
+                if (
+                    not queue.deleted and not queue.consumers and not self.jobs.waiting
+                ):  # else somebody may be reading there
+                    queue.release_windows()
 
     # -- definitions -----------------------------------------------------------------------------------------
 
