@@ -27,6 +27,7 @@ from tests.cluster.nodes import Cluster
 from tests.cluster.test_elections import check
 from tests.cluster.test_processes import files
 from tests.crash.serve import STOP_S
+from tests.http.api import Http
 from tests.support.certificates import Authority, Pair
 from tests.support.etcd import LOOPBACK, RealEtcd, real_etcd
 from tests.support.wait import wait_until
@@ -383,6 +384,17 @@ def test_a_cluster_with_encryption_everywhere_elects_loses_nothing_and_lets_nobo
         check(cluster, publisher.confirmed)
         status = cluster.command("status")
         assert status.returncode == 0 and "in sync   3:" in status.stdout
+        # clients of any node, whose connections go on by the TLS between nodes
+        body = bytes(range(256)) * 8000
+        for node in cluster.nodes:
+            with node.connect() as connection, connection.channel() as channel:
+                queue = channel.queue("through", durable=True)
+                channel.publish(body, "through")
+                message = queue.get()
+                assert message is not None and message.body == body
+                message.ack()
+            found = Http(f"http://127.0.0.1:{node.http}").call("GET", "/api/queues/%2F/through").json
+            assert found["name"] == "through"
         # etcd takes another password from now on: who runs goes on trying, and who starts is refused
         leader = cluster.wait_for_leader()
         follower = next(node for node in cluster.nodes if node is not leader)

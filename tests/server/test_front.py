@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from typing import Any
 import pytest
 
 from kvitto.base import limits
-from kvitto.base.config import Config
+from kvitto.base.config import Config, address
 from kvitto.cluster import handshake
 from kvitto.cluster.handshake import FOLLOWER, Inbox, Refused
 from kvitto.cluster.passing import AMQP, HTTP, MAGIC, PASSING, Client, Elsewhere, Passed, Passing
@@ -23,10 +25,15 @@ from kvitto.cluster.records import StreamError
 from kvitto.cluster.register import Document, Seat
 from kvitto.cluster.standing import FOLLOWING, Standing
 from kvitto.server import front as fronts
-from kvitto.server.front import BUFFER_BYTES, Front
+from kvitto.server import pairing
+from kvitto.server.front import Front
 from kvitto.server.front_http import OwnAnswers
+from kvitto.server.node_tls import NodeTls
+from kvitto.server.pairing import BUFFER_BYTES
 from kvitto.server.passed import PassedOn
 from tests.http.api import Http
+from tests.support.certificates import Authority
+from tests.support.etcd import LOOPBACK as NAMES
 from tests.support.wait import TIMEOUT_S, wait_until
 
 KEY, CLUSTER = b"k" * 32, "a cluster"
@@ -52,11 +59,11 @@ class Taken:
 class FakeLeader:
     """Takes connections over as a leader does, and leaves the rest to the test."""
 
-    def __init__(self, key: bytes = KEY, services: tuple[str, ...] = (AMQP, HTTP)) -> None:
+    def __init__(self, key: bytes = KEY, services: tuple[str, ...] = (AMQP, HTTP), tls: NodeTls | None = None) -> None:
         self.taken: list[Taken] = []
         self.refused: list[str] = []
         self._writers: list[asyncio.StreamWriter] = []
-        self._on = PassedOn(key, CLUSTER)
+        self._on = PassedOn(key, CLUSTER, tls)
         for service in services:
             self._on.services[service] = self._taker(service)
         self._loop = asyncio.new_event_loop()
@@ -110,13 +117,13 @@ class FakeLeader:
 class World:
     """A node that follows a leader."""
 
-    def __init__(self, place: Path) -> None:
-        self.leader = FakeLeader()
+    def __init__(self, place: Path, tls: NodeTls | None = None) -> None:
+        self.leader = FakeLeader(tls=tls)
         document = Document(CLUSTER, 3, self.leader.seat.member, (self.leader.seat.member, "me"), 2)
         self.standing = Standing("kvitto", "me", document, self.leader.seat, FOLLOWING, 2000)
         self.config = Config(data_dir=place, host="127.0.0.1", port=0, http_port=0)
         own = OwnAnswers(limits.of(self.config.limits), lambda: self.standing)
-        self.front = Front(self.config, KEY, own)
+        self.front = Front(self.config, KEY, own, tls)
         self.front.cluster = CLUSTER
         self.front.start()
         self.front.lead_by(self.leader.seat)
@@ -154,6 +161,28 @@ def world(tmp_path: Path) -> Iterator[World]:
         found.close()
 
 
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> NodeTls:
+    """The TLS of nodes that are one another's."""
+    return signed(tmp_path_factory.mktemp("tls"))
+
+
+def signed(place: Path) -> NodeTls:
+    authority = Authority(place, "nodes")
+    pair = authority.sign("node", "/O=node", NAMES)
+    return NodeTls(pair.cert, pair.key, authority.cert)
+
+
+@pytest.fixture(params=["plain", "encrypted"])
+def either(request: pytest.FixtureRequest, tmp_path: Path, nodes: NodeTls) -> Iterator[World]:
+    """With TLS between nodes, and without."""
+    found = World(tmp_path, nodes if request.param == "encrypted" else None)
+    try:
+        yield found
+    finally:
+        found.close()
+
+
 def gone(sock: socket.socket) -> bool:
     """Whether the other side has closed or reset the connection; waits for that."""
     sock.settimeout(TIMEOUT_S)
@@ -166,13 +195,13 @@ def gone(sock: socket.socket) -> bool:
 # -- bytes -----------------------------------------------------------------------------------------------------------
 
 
-def test_bytes_come_through_as_they_are_in_both_directions(world: World) -> None:
-    client, taken = world.pair()
+def test_bytes_come_through_as_they_are_in_both_directions(either: World) -> None:
+    client, taken = either.pair()
     data = bytes(range(256)) * 8000
     for sender, receive in ((client, taken.read), (taken.sock, Taken("", client, None).read)):
         threading.Thread(target=sender.sendall, args=(data,)).start()
         assert receive(len(data)) == data
-    assert world.front.connections == 1
+    assert either.front.connections == 1
 
 
 def test_one_side_may_end_and_the_other_one_go_on(world: World) -> None:
@@ -208,15 +237,15 @@ def test_a_client_that_does_not_read_holds_up_the_leader_and_no_memory(world: Wo
     assert Taken("", client, None).read(sent + 3).endswith(b"xend")
 
 
-def test_when_the_leader_resets_a_connection_its_client_is_closed(world: World) -> None:
-    client, taken = world.pair()
+def test_when_the_leader_resets_a_connection_its_client_is_closed(either: World) -> None:
+    client, taken = either.pair()
     taken.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
     taken.sock.close()
     assert gone(client)
 
 
 def test_a_client_that_does_not_close_its_side_is_closed_at_last(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fronts, "LINGER_S", 0.0)
+    monkeypatch.setattr(pairing, "LINGER_S", 0.0)
     client, taken = world.pair()
     taken.sock.shutdown(socket.SHUT_WR)
     assert gone(client)
@@ -228,8 +257,8 @@ def test_a_client_that_does_not_read_is_closed_at_last_when_the_leader_has_reset
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody reads the leader's side then, where that would be seen."""
-    monkeypatch.setattr(fronts, "LOOK_S", 0.01)
-    monkeypatch.setattr(fronts, "LINGER_S", 0.05)
+    monkeypatch.setattr(pairing, "LOOK_S", 0.01)
+    monkeypatch.setattr(pairing, "LINGER_S", 0.05)
     client, taken = world.pair()
     fill(taken.sock)
     assert world.front.connections == 1
@@ -239,14 +268,14 @@ def test_a_client_that_does_not_read_is_closed_at_last_when_the_leader_has_reset
     client.close()
 
 
-def test_a_client_that_reads_late_gets_everything(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fronts, "LOOK_S", 0.01)
-    monkeypatch.setattr(fronts, "LINGER_S", 0.05)
-    client, taken = world.pair()
+def test_a_client_that_reads_late_gets_everything(either: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pairing, "LOOK_S", 0.01)
+    monkeypatch.setattr(pairing, "LINGER_S", 0.05)
+    client, taken = either.pair()
     count, got = fill(taken.sock), 0
     while got < count:
         got += len(client.recv(1 << 20))
-    assert world.front.connections == 1
+    assert either.front.connections == 1
     taken.sock.close()
     assert gone(client)
 
@@ -277,17 +306,120 @@ def test_connections_end_when_another_node_leads_and_new_ones_go_there(world: Wo
         other.close()
 
 
-def test_closing_ends_everything_and_the_ports_are_free(world: World) -> None:
-    client, taken = world.pair()
-    begun = world.connect(HTTP)
+def test_closing_ends_everything_and_the_ports_are_free(either: World) -> None:
+    client, taken = either.pair()
+    begun = either.connect(HTTP)
     begun.sendall(b"GET /api/overview HT")
-    port = world.front.ports[AMQP]
-    world.front.close()
+    port = either.front.ports[AMQP]
+    either.front.close()
     assert gone(client) and gone(taken.sock) and gone(begun)
     sock = socket.create_server(("127.0.0.1", port))
     sock.close()
-    world.front.lead_by(None)  # nobody listens any more
-    world.front.close()
+    either.front.lead_by(None)  # nobody listens any more
+    either.front.close()
+
+
+# -- TLS between nodes -------------------------------------------------------------------------------------------------
+
+
+def test_with_tls_between_nodes_what_a_client_sends_cannot_be_read_on_its_way(tmp_path: Path, nodes: NodeTls) -> None:
+    world = World(tmp_path, nodes)
+    host, port = address(world.leader.seat.address)
+    relay = Relay(host, port)
+    try:
+        world.front.lead_by(replace(world.leader.seat, address=relay.address))
+        client, taken = world.pair()
+        client.sendall(b"a password")
+        assert taken.read(10) == b"a password"
+        taken.sock.sendall(b"a message")
+        assert Taken("", client, None).read(9) == b"a message"
+        assert b"KVITPAS1" in relay.seen and b"a password" not in relay.seen and b"a message" not in relay.seen
+        assert not isinstance(taken.sock, ssl.SSLSocket), "the certificate of a node is none of a client"
+    finally:
+        world.close()
+        relay.close()
+
+
+def test_with_tls_between_nodes_each_end_reaches_the_other_side(tmp_path: Path, nodes: NodeTls) -> None:
+    world = World(tmp_path, nodes)
+    try:
+        client, taken = world.pair()
+        client.sendall(b"bye")
+        client.close()
+        assert taken.read(4) == b"bye"
+        client, taken = world.pair()
+        taken.sock.sendall(b"bye")
+        taken.sock.close()
+        assert Taken("", client, None).read(4) == b"bye"
+        client = world.connect(HTTP)
+        client.sendall(b"GET /api/overview HTTP/1.1\r\nHost: x\r\n\r\n")
+        client.shutdown(socket.SHUT_WR)
+        taken = world.leader.next()
+        assert taken.read(3) == b"GET"
+        taken.sock.sendall(b"HTTP/1.1 204 No Content\r\n\r\n")
+        taken.sock.close()
+        assert Taken("", client, None).read(1000).startswith(b"HTTP/1.1 204")
+        wait_until(lambda: not world.front.connections, what="nothing is left of them")
+    finally:
+        world.close()
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_nodes_that_do_not_agree_about_tls_say_so(leads: bool, tmp_path: Path, nodes: NodeTls) -> None:
+    world, leader = World(tmp_path, None if leads else nodes), FakeLeader(tls=nodes if leads else None)
+    try:
+        world.front.lead_by(leader.seat)
+        assert "--cluster-tls-cert on all nodes" in refused(world)
+    finally:
+        leader.close()
+        world.close()
+
+
+def test_a_node_with_a_certificate_of_another_authority_is_refused(
+    tmp_path: Path, nodes: NodeTls, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "other").mkdir()
+    world, leader = World(tmp_path, signed(tmp_path / "other")), FakeLeader(tls=nodes)
+    try:
+        world.front.lead_by(leader.seat)
+        assert gone(world.connect())
+        wait_until(lambda: "its node is not accepted" in caplog.text, what="the leader says why")
+    finally:
+        leader.close()
+        world.close()
+
+
+class Relay:
+    """Stands between a node and the leader, and keeps all that goes through it."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.seen = b""
+        self._far = host, port
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listening.getsockname()[1]}"
+        self._socks: list[socket.socket] = []
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self._listening.accept()
+                far = socket.create_connection(self._far)
+                self._socks += [near, far]
+                for one, other in ((near, far), (far, near)):
+                    threading.Thread(target=self._pass_on, args=(one, other), daemon=True).start()
+
+    def _pass_on(self, one: socket.socket, other: socket.socket) -> None:
+        with suppress(OSError):
+            while data := one.recv(65536):
+                self.seen += data
+                other.sendall(data)
+            other.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        self._listening.close()
+        for sock in self._socks:
+            sock.close()
 
 
 # -- nobody to pass them to --------------------------------------------------------------------------------------------
@@ -531,14 +663,14 @@ def test_the_metrics_of_a_node_that_does_not_lead(world: World) -> None:
         assert answer.status == 200 and answer.body.startswith(b"# ")
 
 
-def test_other_requests_are_the_leaders_with_all_their_bytes(world: World) -> None:
+def test_other_requests_are_the_leaders_with_all_their_bytes(either: World) -> None:
     sent = b"PUT /api/queues/%2F/q HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
     malformed = b"\x16\x03\x01 no HTTP\r\n\r\n"
     for data in (sent, malformed):
-        client = world.connect(HTTP)
+        client = either.connect(HTTP)
         for at in range(0, len(data), 7):
             client.sendall(data[at : at + 7])
-        taken = world.leader.next()
+        taken = either.leader.next()
         assert taken.service == HTTP and taken.where == client.getsockname()
         assert taken.read(len(data)) == data
         taken.sock.sendall(b"HTTP/1.1 204 No Content\r\n\r\n")
@@ -576,24 +708,24 @@ def answer_whoami(leader: FakeLeader, ended: threading.Event) -> None:
 
 
 def test_who_asks_from_another_machine_has_to_log_in_at_the_leader(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    either: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvitto.server.front_http.is_loopback", lambda _where: False)
     ended = threading.Event()
-    thread = threading.Thread(target=answer_whoami, args=(world.leader, ended))
+    thread = threading.Thread(target=answer_whoami, args=(either.leader, ended))
     thread.start()
     try:
         for path in ("/metrics", "/api/cluster"):
-            assert world.http().call("GET", path).status == 401
-            assert world.http("nobody").call("GET", path).status == 401
-            assert world.http("worker").call("GET", path).status == 401
-            assert world.http("watcher").call("GET", path).status == 200
-        assert world.http().call("GET", "/healthz").status == 200
-        world.front.lead_by(None)
+            assert either.http().call("GET", path).status == 401
+            assert either.http("nobody").call("GET", path).status == 401
+            assert either.http("worker").call("GET", path).status == 401
+            assert either.http("watcher").call("GET", path).status == 200
+        assert either.http().call("GET", "/healthz").status == 200
+        either.front.lead_by(None)
         # who was known may still look
-        assert world.http("watcher").call("GET", "/metrics").status == 200
-        assert world.http("worker").call("GET", "/metrics").status == 503
-        assert world.http().call("GET", "/metrics").status == 401
+        assert either.http("watcher").call("GET", "/metrics").status == 200
+        assert either.http("worker").call("GET", "/metrics").status == 503
+        assert either.http().call("GET", "/metrics").status == 401
     finally:
         ended.set()
         thread.join()

@@ -287,7 +287,7 @@ class Candidate:
                 f"cannot listen on {config.followers}: {why}. This node could not lead: choose another --followers"
             ) from None
         own = OwnAnswers(limits.of(config.limits), lambda: replace(self._standing, document=self._document))
-        self.front = Front(config, self._key, own)
+        self.front = Front(config, self._key, own, self._tls)
         try:
             self.front.start()
         except OSError as error:

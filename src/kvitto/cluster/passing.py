@@ -3,11 +3,13 @@
     node      KVITPAS1, {version, nonce}
     leader    {version, nonce, proof}                        or {refused}
     node      {proof, cluster, service, host, port}
-    leader    {passed}                                       or {refused}
+    leader    {passed, tls}                                  or {refused}
 
 It comes to the leader's listener for followers. `service` is which of the leader's listeners the client belongs to, `host` and `port` are
 its address at the node. Both are covered by the proof, and the leader's nonce is new each time, so nobody without the key can make an
-address up, or use an old one again. Behind `passed` come the client's bytes as they are. `server/front.py` and `server/passed.py` use this.
+address up, or use an old one again. Behind `passed` come the client's bytes as they are; or a TLS handshake, and then these
+bytes, if nodes have TLS and the client does not encrypt them itself: the leader says so by `tls`. `server/front.py` and `server/passed.py`
+use this.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ VERSION = 1
 PASSING = b"passing"
 """Stands in proofs for a node that passes connections on, so that the proof of a follower cannot be used as one of such a node."""
 AMQP, AMQPS, HTTP, HTTPS = SERVICES = "amqp", "amqps", "http", "https"
+READABLE = AMQP, HTTP
+"""The services whose bytes anybody can read on their way."""
 HOST_MAX = 100
 PORT_MAX = 65535
 
@@ -63,6 +67,21 @@ class Passing:
         client = self._client
         said = {"cluster": self._cluster, "service": client.service, **client.address._asdict()}
         return handshake.proved(self._key, PASSING, self._nonce, theirs, said)
+
+    def taken(self, found: dict[str, Any], tls: bool) -> bool:
+        """Return whether a TLS handshake follows the leader's last answer. `tls`: whether this node has TLS between nodes.
+
+        Raises StreamError if it is no such answer, or if only one side would encrypt what is readable.
+        """
+        if found.get("passed") is not True:
+            raise StreamError("an answer that cannot be read")
+        encrypted = found.get("tls") is True
+        if encrypted != (tls and self._client.service in READABLE):
+            what = "encrypts" if encrypted else "does not encrypt"
+            raise StreamError(
+                f"the leader {what} what nodes pass on, and this node does not agree: --cluster-tls-cert on all nodes"
+            )
+        return encrypted
 
 
 class Passed:
@@ -119,5 +138,6 @@ def refusal(text: str) -> bytes:
     return handshake.message(refused=text[:REASON_MAX])
 
 
-def accepted() -> bytes:
-    return handshake.message(passed=True)
+def accepted(tls: bool) -> bytes:
+    """Return the last answer. `tls`: whether a TLS handshake follows."""
+    return handshake.message(passed=True, **({"tls": True} if tls else {}))

@@ -124,7 +124,7 @@ class Followers:
             self._leader.session = election.seat.process
             self._leader.cluster = election.document.cluster
             self._leader.may_be_cut = self.tenure.membership.may_be_cut
-        self.passed = PassedOn(key, self._leader.cluster) if election is not None else None
+        self.passed = PassedOn(key, self._leader.cluster, self._tls) if election is not None else None
         """Takes clients' connections that other nodes of the cluster pass on."""
         self._clock = SystemClock()
         self.port = 0

@@ -1,7 +1,7 @@
 """The listeners of a node that does not lead: each connection is passed on to the leader, byte for byte. `cli.candidate` calls it.
 
 It has a thread and an event loop of its own, so that the thread that applies the leader's stream never waits for a client. A connection
-costs two descriptors and, while its peer does not read, at most BUFFER_BYTES in each direction; the other side is not read meanwhile.
+costs two descriptors and, while its peer does not read, a bounded part of the memory (`pairing.py`).
 The node answers a few HTTP paths itself (`front_http.py`). `lead_by` says who the leader is: when it names another one, or none, the
 connections to the leader before end at once.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import select
 import socket
 import threading
 from contextlib import suppress
@@ -26,19 +25,16 @@ from kvitto.cluster.records import StreamError
 from kvitto.cluster.register import Seat
 from kvitto.server.acceptor import Acceptor
 from kvitto.server.listening import in_url, resolve, without_delay
+from kvitto.server.node_tls import NodeTls
+from kvitto.server.pairing import BUFFER_BYTES, Pair, Side
 from kvitto.server.passed import message
 
 log = logging.getLogger("kvitto")
 
-BUFFER_BYTES = 64 << 10
 REACH_S = 3.0
 """A leader that has not taken a connection over after this time is taken for one that does not serve."""
 REACH_AT_ONCE = 4
 """The number of connections that a node begins at one time."""
-LINGER_S = 30.0
-"""When the leader has closed its side, a client gets this much time to read what is left."""
-LOOK_S = 5.0
-"""While a connection takes nothing, its other side is looked at this often."""
 CLOSE_S = 5.0
 HEADS_MAX = 256
 """The heads of at most this many HTTP requests are read at one time, because they are kept in memory."""
@@ -59,8 +55,10 @@ class Own(Protocol):
 
 
 class Front:
-    def __init__(self, config: Config, key: bytes, own: Own) -> None:
+    def __init__(self, config: Config, key: bytes, own: Own, tls: NodeTls | None = None) -> None:
+        """`tls`: that between nodes, if they have it."""
         self._config = config
+        self._tls = tls
         self._key = key
         self.cluster = ""
         """The id of the cluster. It is known before there is a leader."""
@@ -186,7 +184,7 @@ class Front:
 
     def _leave_others(self, seat: Seat | None) -> None:
         for pair in list(self._pairs):
-            if pair.seat != seat:
+            if pair.about != seat:
                 pair.end()
 
     # -- one connection --------------------------------------------------------------------------------------------
@@ -199,14 +197,8 @@ class Front:
             if service == HTTP and not (begun := await self._head(sock, where)):
                 return
             seat, leader = await self.reach(Client(service, where))
-            try:
-                if begun:
-                    await self._loop.sock_sendall(leader, begun)
-                paired = True
-                await Pair(self._pairs, seat, self._box, self._loop).begin(sock, leader)
-            finally:
-                if not paired:
-                    leader.close()
+            paired = True
+            await Pair(self._pairs, self._box, seat, service == HTTP).begin(Side(sock), leader, begun or b"")
             self.passed += 1
             self._leave_others(self._seat)  # another node may have begun to lead meanwhile
         except Unreached as error:
@@ -234,8 +226,11 @@ class Front:
         finally:
             self._heads.pop(task, None)
 
-    async def reach(self, client: Client) -> tuple[Seat, socket.socket]:
-        """Return the leader and a connection to it that belongs to this client. Raises Unreached."""
+    async def reach(self, client: Client) -> tuple[Seat, Side]:
+        """Return the leader and a connection to it that belongs to this client, which TLS has still to begin on if `Side.tls` says so.
+
+        Raises Unreached.
+        """
         seat = self._seat
         if seat is None:
             raise Unreached("nobody leads")
@@ -244,8 +239,8 @@ class Front:
             async with asyncio.timeout(REACH_S), self._beginning:
                 host, port = address(seat.address)
                 sock = await connected(self._loop, host, port)
-                await self._begin(sock, client)
-            found, sock = sock, None
+                encrypted = await self._begin(sock, client)
+            found, sock = Side(sock, self._tls.following, host) if self._tls and encrypted else Side(sock), None
             return seat, found
         except TimeoutError:
             raise Unreached(f"the leader at {seat.address} does not answer") from None
@@ -257,152 +252,20 @@ class Front:
             if sock is not None:
                 sock.close()
 
-    async def _begin(self, sock: socket.socket, client: Client) -> None:
+    async def _begin(self, sock: socket.socket, client: Client) -> bool:
+        """Have the leader take a connection. Return whether TLS begins on it now. Raises StreamError, Refused or OSError."""
         passing = Passing(self._key, self.cluster, client)
         read = partial(self._loop.sock_recv, sock)
         try:
             await self._loop.sock_sendall(sock, passing.hello())
             await self._loop.sock_sendall(sock, passing.names(await message(read)))
-            if (await message(read)).get("passed") is not True:
-                raise StreamError("an answer that cannot be read")
+            return passing.taken(await message(read), self._tls is not None)
         except EOFError:
             raise StreamError("it has closed the connection") from None
 
 
 class Unreached(Exception):
     """A connection cannot be passed on. The text says why."""
-
-
-class Pair:
-    """A client's connection, and the connection to the leader over which its bytes are passed on."""
-
-    def __init__(self, pairs: dict[Pair, None], seat: Seat, box: memoryview, loop: asyncio.AbstractEventLoop) -> None:
-        """`pairs`: all that exist; this one is among them until it has ended. `box`: memory for one read, which all connections share."""
-        self.seat = seat
-        self._pairs = pairs
-        self._loop = loop
-        self._last: asyncio.TimerHandle | None = None
-        self._looking: dict[End, asyncio.TimerHandle] = {}
-        self._over = False
-        self.client, self.leader = End(self, box), End(self, box)
-        self.client.other, self.leader.other = self.leader, self.client
-
-    async def begin(self, client: socket.socket, leader: socket.socket) -> None:
-        """Begin to pass bytes on. The sockets belong to this pair from now on."""
-        self._pairs[self] = None
-        try:
-            for end, sock in ((self.client, client), (self.leader, leader)):
-                without_delay(sock)
-                await self._loop.connect_accepted_socket(lambda end=end: end, sock)  # type: ignore[misc]
-        except BaseException:
-            self.lost()
-            client.close()
-            leader.close()
-            raise
-        if self._over:
-            self.end()
-        self.client.go()
-        self.leader.go()
-
-    def ended(self, end: End) -> None:
-        """One side sends nothing more: tell the other side so, behind the bytes that are left."""
-        if end.other.eof:
-            self.client.transport.close()
-            self.leader.transport.close()
-            return
-        end.other.transport.write_eof()
-        if end is self.leader:
-            self._last = self._loop.call_later(LINGER_S, self.end)
-
-    def paused(self, end: End) -> None:
-        """One side takes nothing, so the other one is not read, and its end would not be seen: look for that from time to time.
-
-        A side that closes in order with bytes that are not taken is not seen, because they are before its end.
-        """
-        self._look(end, 0.0)
-
-    def resumed(self, end: End) -> None:
-        if (looking := self._looking.pop(end, None)) is not None:
-            looking.cancel()
-
-    def _look(self, end: End, gone_s: float) -> None:
-        """`gone_s`: for how long the other side has been gone, while this one has taken nothing."""
-        if gone_s >= LINGER_S:
-            self.end()
-            return
-        gone_s = gone_s + LOOK_S if is_gone(end.other.transport.get_extra_info("socket")) else 0.0
-        self._looking[end] = self._loop.call_later(LOOK_S, self._look, end, gone_s)
-
-    def end(self) -> None:
-        self._over = True
-        for end in (self.client, self.leader):
-            if end.made:
-                end.transport.abort()
-
-    def lost(self) -> None:
-        """One of the connections is gone, so the other one is of no use."""
-        self._over = True
-        self._pairs.pop(self, None)
-        if self._last is not None:
-            self._last.cancel()
-        for looking in self._looking.values():
-            looking.cancel()
-        for end in (self.client, self.leader):
-            if end.made and not end.lost:
-                end.transport.close() if end.other.eof else end.transport.abort()
-
-
-class End(asyncio.BufferedProtocol):
-    """One of the two connections of a pair. The other one sends what this one reads."""
-
-    other: End
-    transport: Any
-
-    def __init__(self, pair: Pair, box: memoryview) -> None:
-        self._pair = pair
-        self._box = box
-        self.eof = self.made = self.lost = False
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport, self.made = transport, True
-        self.transport.pause_reading()  # until there is the other one
-        self.transport.set_write_buffer_limits(0)
-
-    def go(self) -> None:
-        if not self.lost and not self.other.lost:
-            self.transport.resume_reading()
-
-    def get_buffer(self, _hint: int) -> memoryview:
-        return self._box
-
-    def buffer_updated(self, count: int) -> None:
-        self.other.transport.write(bytes(self._box[:count]))
-
-    def pause_writing(self) -> None:
-        if not self.other.eof:
-            self.other.transport.pause_reading()
-            self._pair.paused(self)
-
-    def resume_writing(self) -> None:
-        self._pair.resumed(self)
-        if not self.other.eof:
-            self.other.go()
-
-    def eof_received(self) -> bool:
-        self.eof = True
-        self._pair.ended(self)
-        return True
-
-    def connection_lost(self, _error: Exception | None) -> None:
-        self.lost = True
-        self._pair.lost()
-
-
-def is_gone(sock: socket.socket) -> bool:
-    """Return whether the peer has closed or reset a connection, although what it has sent before has not been read."""
-    look = select.poll()
-    look.register(sock.fileno(), getattr(select, "POLLRDHUP", 0))
-    return bool(look.poll(0))
 
 
 async def connected(loop: asyncio.AbstractEventLoop, host: str, port: int) -> socket.socket:

@@ -30,6 +30,7 @@ from kvitto.http.health import failed, ok
 from kvitto.http.request import Problem, Response, answer, failure, not_authorised
 from kvitto.http.server import HEADERS, is_loopback
 from kvitto.server.front import Front, Unreached
+from kvitto.server.pairing import Side
 
 READ_BYTES = 16 * 1024
 LINGER_S = 2.0
@@ -126,19 +127,20 @@ class OwnAnswers:
             raise not_authorised("this needs a login: send an Authorization header of type Basic")
         digest = hashlib.blake2b(f"{where.host} {given}".encode(), key=self._salt).digest()
         try:
-            _, sock = await front.reach(Client(HTTP, where))
+            _, side = await front.reach(Client(HTTP, where))
         except Unreached as error:
             if time.monotonic() - self._known.get(digest, -KNOWN_S) < KNOWN_S:
                 return
             why = f"{error}, and only the leader knows who may log in"
             raise Problem(503, "no_leader", why, (("Retry-After", str(RETRY_AFTER_S)),)) from None
         self._known.pop(digest, None)
-        with sock:
-            try:
-                async with asyncio.timeout(ASK_S):
-                    status, tags = await who(sock, given)
-            except (TimeoutError, OSError, ValueError, h11.RemoteProtocolError, h11.LocalProtocolError):
-                raise Problem(503, "no_leader", "the leader has not said who may log in: try again") from None
+        try:
+            async with asyncio.timeout(ASK_S):
+                status, tags = await who(side, given)
+        except (TimeoutError, OSError, ValueError, h11.RemoteProtocolError, h11.LocalProtocolError):
+            raise Problem(503, "no_leader", "the leader has not said who may log in: try again") from None
+        finally:
+            side.sock.close()
         if status != HTTPStatus.OK or not set(tags) & set(Access.MONITORING.value):
             raise not_authorised("the leader does not know this login, or the user has not the tag monitoring")
         self._known[digest] = time.monotonic()
@@ -169,18 +171,25 @@ class OwnAnswers:
                     pass
 
 
-async def who(sock: socket.socket, given: str) -> tuple[int, list[str]]:
+async def who(side: Side, given: str) -> tuple[int, list[str]]:
     """Ask the leader who this is. Return the status of its answer, and the user's tags. Raises OSError, ValueError or h11's errors."""
-    loop = asyncio.get_running_loop()
+    reader, writer = await asyncio.open_connection(sock=side.sock, ssl=side.tls, server_hostname=side.host or None)
+    try:
+        return await _who(reader, writer, given)
+    finally:
+        writer.transport.abort()
+
+
+async def _who(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, given: str) -> tuple[int, list[str]]:
     http = h11.Connection(h11.CLIENT)
     headers = [("Host", "leader"), ("Authorization", given), ("Connection", "close")]
     asked = http.send(h11.Request(method="GET", target="/api/whoami", headers=headers)) or b""
-    await loop.sock_sendall(sock, asked + (http.send(h11.EndOfMessage()) or b""))
+    writer.write(asked + (http.send(h11.EndOfMessage()) or b""))
     status, body = 0, b""
     while len(body) <= WHO_BYTES_MAX:
         event = http.next_event()
         if event is h11.NEED_DATA:
-            http.receive_data(await loop.sock_recv(sock, READ_BYTES))
+            http.receive_data(await reader.read(READ_BYTES))
         elif isinstance(event, h11.Response):
             status = event.status_code
         elif isinstance(event, h11.Data):

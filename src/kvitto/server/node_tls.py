@@ -86,11 +86,15 @@ class NodeTls:
     def leading(self) -> ssl.SSLContext:
         return self._leading.context
 
+    @property
+    def following(self) -> ssl.SSLContext:
+        return self._following.context
+
     def begin(self, sock: socket.socket, host: str, timeout_s: float) -> socket.socket:
         """Shake hands with the leader at the other end of a connection. Raises OSError, which says what is wrong."""
         made: socket.socket = sock
         try:
-            made = tls = self._following.context.wrap_socket(sock, server_hostname=host, do_handshake_on_connect=False)
+            made = tls = self.following.wrap_socket(sock, server_hostname=host, do_handshake_on_connect=False)
             tls.settimeout(timeout_s)
             tls.do_handshake()
         except OSError as error:

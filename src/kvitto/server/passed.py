@@ -7,12 +7,17 @@ socket belongs to the listener, as if the client had connected there from the ad
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from kvitto.cluster.handshake import LENGTH_BYTES, Refused
-from kvitto.cluster.passing import Passed, accepted, decoded, length_of, refusal
+from kvitto.cluster.passing import HTTP, READABLE, Client, Passed, accepted, decoded, length_of, refusal
+from kvitto.server.node_tls import NodeTls, why_not_follower
+from kvitto.server.pairing import BUFFER_BYTES, Pair, Side
+
+log = logging.getLogger("kvitto")
 
 Read = Callable[[int], Awaitable[bytes]]
 """Reads at most so many bytes, and returns b"" at the end."""
@@ -25,9 +30,14 @@ class NotServed(Refused):
 
 
 class PassedOn:
-    def __init__(self, key: bytes, cluster: str) -> None:
+    def __init__(self, key: bytes, cluster: str, tls: NodeTls | None = None) -> None:
+        """`tls`: that between nodes, if they have it."""
         self._key = key
         self._cluster = cluster
+        self._tls = tls
+        self._box = memoryview(bytearray(BUFFER_BYTES))
+        self._pairs: dict[Pair, None] = {}
+        self._beginning: set[asyncio.Task[None]] = set()
         self.services: dict[str, Take] = {}
         """The listeners of this broker by service. There are none while it starts or ends."""
         self.taken = 0
@@ -49,12 +59,41 @@ class PassedOn:
             raise NotServed(why)
         sock = self._detached(writer)
         try:
-            sock.sendall(accepted())  # the node waits for it, so the socket has room
-            take(sock, client.address)
+            encrypted = self._tls is not None and client.service in READABLE
+            sock.sendall(accepted(encrypted))  # the node waits for it, so the socket has room
+            take(self._decrypted(sock, client) if encrypted else sock, client.address)
         except BaseException:
             sock.close()
             raise
         self.taken += 1
+
+    @property
+    def more_files(self) -> int:
+        """The number of descriptors that clients need here beside one each."""
+        return 2 * len(self._pairs)
+
+    def _decrypted(self, sock: socket.socket, client: Client) -> socket.socket:
+        """Return a socket that stands for a client whose bytes another node encrypts.
+
+        What serves clients knows nothing of this TLS, and so does not take the node's certificate for the client's.
+        """
+        assert self._tls is not None
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        pair = Pair(self._pairs, self._box, answered=client.service == HTTP)
+        task = asyncio.get_running_loop().create_task(
+            self._begin(pair, Side(sock, self._tls.leading), Side(ours), client)
+        )
+        self._beginning.add(task)
+        task.add_done_callback(self._beginning.discard)
+        return theirs
+
+    @staticmethod
+    async def _begin(pair: Pair, node: Side, ours: Side, client: Client) -> None:
+        try:
+            await pair.begin(node, ours)
+        except OSError as error:
+            log.warning("%s:%d: its node is not accepted: %s", *client.address, why_not_follower(error))
 
     @staticmethod
     def _detached(writer: asyncio.StreamWriter) -> socket.socket:

@@ -359,7 +359,9 @@ class Server(Driving):
         return open_files_max() - files_reserve() // 2 - self._other_files - needed - peers
 
     def _peers(self) -> int:
-        return len(self.hub.connections) + sum(acceptor.beginning for acceptor in self._acceptors)
+        passed = self.followers.passed if self.followers is not None else None
+        more = passed.more_files if passed is not None else 0
+        return len(self.hub.connections) + sum(acceptor.beginning for acceptor in self._acceptors) + more
 
     def refusal(self) -> str | None:
         """Return why there may be no further connection, "" if there may be one, or None if the peer does not even get an answer."""

@@ -1,0 +1,193 @@
+"""Two connections of which each sends what the other one gets: how a node passes a client's connection on, byte for byte.
+
+With TLS between nodes there is a pair on either side of that TLS: at the node a client and the encrypted connection to the leader
+(`front.py`), at the leader this connection and a socket of its own, which stands for the client (`passed.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import socket
+import ssl
+from dataclasses import dataclass
+from typing import Any
+
+from kvitto.server.listening import without_delay
+
+BUFFER_BYTES = 64 << 10
+"""A connection has at most this many bytes in memory in each direction while its peer does not read; the other one is not read then."""
+LINGER_S = 30.0
+"""When the leader has closed its side, a client gets this much time to read what is left."""
+LOOK_S = 5.0
+"""While a connection takes nothing, its other side is looked at this often."""
+HANDSHAKE_S = 5.0
+
+
+@dataclass(frozen=True)
+class Side:
+    """A connection that is to be one of a pair."""
+
+    sock: socket.socket
+    tls: ssl.SSLContext | None = None
+    """With what a TLS handshake begins, None for a connection without TLS of this node's."""
+    host: str = ""
+    """The host that the other side's certificate has to name, "" if this side is the server."""
+
+
+class Pair:
+    """A client's connection, and the connection to the leader over which its bytes are passed on. At the leader with TLS between nodes: the
+    connection of the node, and a socket for what serves the client."""
+
+    def __init__(self, pairs: dict[Pair, None], box: memoryview, about: object = None, answered: bool = False) -> None:
+        """`pairs`: all that exist; this one is among them until it has ended. `box`: memory for BUFFER_BYTES, which all connections share.
+        `about`: what the owner of `pairs` wants to know of it. `answered`: an answer comes even if the client sends nothing more."""
+        self.about = about
+        self._pairs = pairs
+        self._answered = answered
+        self._loop = asyncio.get_running_loop()
+        self._last: asyncio.TimerHandle | None = None
+        self._looking: dict[End, asyncio.TimerHandle] = {}
+        self._over = False
+        self.client, self.leader = End(self, box), End(self, box)
+        self.client.other, self.leader.other = self.leader, self.client
+
+    async def begin(self, client: Side, leader: Side, first: bytes = b"") -> None:
+        """Begin to pass bytes on, of which the leader gets `first` before any other. The sockets belong to this pair from now on.
+
+        Raises OSError if a handshake fails.
+        """
+        self._pairs[self] = None
+        try:
+            await self._connect(self.client, client)
+            await self._connect(self.leader, leader)
+        except BaseException:
+            self.lost()
+            client.sock.close()
+            leader.sock.close()
+            raise
+        if first and not self._over:
+            self.leader.transport.write(first)
+        if self._over:
+            self.end()
+        self.client.go()
+        self.leader.go()
+
+    async def _connect(self, end: End, side: Side) -> None:
+        loop, make = self._loop, lambda: end
+        if side.sock.family != socket.AF_UNIX:
+            without_delay(side.sock)
+        if side.tls is None:
+            await loop.connect_accepted_socket(make, side.sock)
+            return
+        end.encrypted = True
+        if side.host:
+            await loop.create_connection(
+                make, sock=side.sock, ssl=side.tls, server_hostname=side.host, ssl_handshake_timeout=HANDSHAKE_S
+            )
+        else:
+            await loop.connect_accepted_socket(make, side.sock, ssl=side.tls, ssl_handshake_timeout=HANDSHAKE_S)
+
+    def ended(self, end: End) -> None:
+        """One side sends nothing more: tell the other side so, behind the bytes that are left."""
+        if end.other.eof:
+            self.client.transport.close()
+            self.leader.transport.close()
+            return
+        if not end.other.encrypted:
+            end.other.transport.write_eof()
+        elif not (self._answered and end is self.client):  # with asyncio's TLS no side can end alone
+            end.other.transport.close()
+        if end is self.leader or end.other.encrypted:
+            self._last = self._loop.call_later(LINGER_S, self.end)
+
+    def paused(self, end: End) -> None:
+        """One side takes nothing, so the other one is not read, and its end would not be seen: look for that from time to time.
+
+        A side that closes in order with bytes that are not taken is not seen, because they are before its end.
+        """
+        self._look(end, 0.0)
+
+    def resumed(self, end: End) -> None:
+        if (looking := self._looking.pop(end, None)) is not None:
+            looking.cancel()
+
+    def _look(self, end: End, gone_s: float) -> None:
+        """`gone_s`: for how long the other side has been gone, while this one has taken nothing."""
+        if gone_s >= LINGER_S:
+            self.end()
+            return
+        gone_s = gone_s + LOOK_S if is_gone(end.other.transport.get_extra_info("socket")) else 0.0
+        self._looking[end] = self._loop.call_later(LOOK_S, self._look, end, gone_s)
+
+    def end(self) -> None:
+        self._over = True
+        for end in (self.client, self.leader):
+            if end.made:
+                end.transport.abort()
+
+    def lost(self) -> None:
+        """One of the connections is gone, so the other one is of no use."""
+        self._over = True
+        self._pairs.pop(self, None)
+        if self._last is not None:
+            self._last.cancel()
+        for looking in self._looking.values():
+            looking.cancel()
+        for end in (self.client, self.leader):
+            if end.made and not end.lost:
+                end.transport.close() if end.other.eof else end.transport.abort()
+
+
+class End(asyncio.BufferedProtocol):
+    """One of the two connections of a pair. The other one sends what this one reads."""
+
+    other: End
+    transport: Any
+
+    def __init__(self, pair: Pair, box: memoryview) -> None:
+        self._pair = pair
+        self._box = box
+        self.eof = self.made = self.lost = self.encrypted = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport, self.made = transport, True
+        self.transport.pause_reading()  # until there is the other one
+        # asyncio's TLS takes a limit of nothing for one that is reached already
+        self.transport.set_write_buffer_limits(BUFFER_BYTES if self.encrypted else 0, 0)
+
+    def go(self) -> None:
+        if not self.lost and not self.other.lost:
+            self.transport.resume_reading()
+
+    def get_buffer(self, _hint: int) -> memoryview:
+        return self._box
+
+    def buffer_updated(self, count: int) -> None:
+        self.other.transport.write(bytes(self._box[:count]))
+
+    def pause_writing(self) -> None:
+        if not self.other.eof:
+            self.other.transport.pause_reading()
+            self._pair.paused(self)
+
+    def resume_writing(self) -> None:
+        self._pair.resumed(self)
+        if not self.other.eof:
+            self.other.go()
+
+    def eof_received(self) -> bool:
+        self.eof = True
+        self._pair.ended(self)
+        return not self.encrypted
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        self.lost = True
+        self._pair.lost()
+
+
+def is_gone(sock: socket.socket) -> bool:
+    """Return whether the peer has closed or reset a connection, although what it has sent before has not been read."""
+    look = select.poll()
+    look.register(sock.fileno(), getattr(select, "POLLRDHUP", 0))
+    return bool(look.poll(0))
