@@ -2,9 +2,10 @@
 
     .venv/bin/python -m tests.spark.chaos.run [--messages 1000000] [--kills 10] [--nodes N] [--seed N] [--place DIR]
 
-One publisher, a fanout to queues `a` and `b`; Spark lands `a` in a Parquet table and sends `b`, transformed, to queue `out`
-(driver.py). Meanwhile driver, executors and broker are killed at random, `--kills` times each. At the end each message that the
-broker confirmed must be in the table and in `out`, and no message of `a` or `b` may be in either twice.
+One publisher, a fanout to queues `a`, `b` and `c`. Spark writes `a` to a Parquet table and sends `b`, transformed, to queue `out`;
+`kvitto pipeline land` writes `c` to another table (driver.py). Meanwhile driver, executors and broker are killed at random, `--kills`
+times each. At the end each message that the broker confirmed must be in both tables and in `out`, and no message of a queue may be in
+one of them twice.
 
 With `--nodes 3` the broker is a cluster: its leader is killed, stands still, or ends in order, and another node is elected.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import sys
 import tempfile
 import threading
@@ -24,6 +26,8 @@ from pathlib import Path
 from random import Random
 from urllib.parse import urlsplit
 
+from pyarrow.dataset import dataset
+
 from benchmarks.sink_table import read
 from examples.flights.children import Child
 from kvitto.client import AMQPError, Connection, Properties
@@ -32,6 +36,8 @@ from kvitto.torture.proxy import Proxy
 from tests.spark.chaos.cluster import Cluster
 from tests.spark.conftest import BrokerProcess
 
+READ = ("a", "b", "c")
+"""The queues that Spark reads."""
 VICTIMS = ("driver", "executor", "broker")
 SPARKS_OWN = "Task serialization failed: java.lang.IllegalStateException: Illegal size"
 """Two queries of one driver: now and then Spark serialises a task while the other changes what goes with it."""
@@ -82,27 +88,32 @@ class Report:
     messages: int
     kills: Counter[str] = field(default_factory=Counter)
     restarts: int = 0
-    stored: tuple[int, int] = (0, 0)
+    stored: tuple[int, ...] = (0, 0, 0)
     table_rows: int = 0
     out_rows: int = 0
+    landed_rows: int = 0
     lost_in_table: int = 0
     lost_in_out: int = 0
+    lost_in_landed: int = 0
     doubled_in_table: int = 0
     doubled_in_out: int = 0
+    doubled_in_landed: int = 0
     seconds: float = 0.0
 
     @property
     def right(self) -> bool:
-        return not (self.lost_in_table or self.lost_in_out or self.doubled_in_table or self.doubled_in_out)
+        lost = self.lost_in_table or self.lost_in_out or self.lost_in_landed
+        return not (lost or self.doubled_in_table or self.doubled_in_out or self.doubled_in_landed)
 
     def __str__(self) -> str:
         kills = ", ".join(f"{what} {n}x" for what, n in sorted(self.kills.items())) or "none"
         return (
-            f"seed {self.seed}: {self.messages:,} messages confirmed; {self.stored[0]:,} stored in a, {self.stored[1]:,} in b"
+            f"seed {self.seed}: {self.messages:,} messages confirmed; stored in a, b and c: {', '.join(f'{n:,}' for n in self.stored)}"
             f" (the rest were sent again after a kill); killed: {kills}; ended by"
             f" Spark's own race: {self.restarts}x; {self.seconds:.0f} s\n"
             f"table: {self.table_rows:,} rows, lost {self.lost_in_table}, doubled {self.doubled_in_table}\n"
-            f"queue out: {self.out_rows:,} messages, lost {self.lost_in_out}, doubled {self.doubled_in_out}"
+            f"queue out: {self.out_rows:,} messages, lost {self.lost_in_out}, doubled {self.doubled_in_out}\n"
+            f"land: {self.landed_rows:,} rows, lost {self.lost_in_landed}, doubled {self.doubled_in_landed}"
         )
 
 
@@ -130,7 +141,7 @@ class Publisher(threading.Thread):
             while self.done < self.messages and not self.stop.is_set():
                 end = min(self.done + CHUNK, self.messages)
                 for n in range(self.done, end):
-                    channel.publish(b"message %d" % n, "amq.fanout", "", Properties(delivery_mode=2))
+                    channel.publish(b'{"n":%d}' % n, "amq.fanout", "", Properties(delivery_mode=2))
                 if not channel.wait_for_confirms(60):
                     return
                 self.done = end
@@ -161,9 +172,9 @@ class Chaos:
         try:
             with Connection(self.broker.url) as connection:
                 channel = connection.channel()
-                for queue in ("a", "b", "out"):
+                for queue in (*READ, "out"):
                     channel.queue_declare(queue, durable=True)
-                for queue in ("a", "b"):
+                for queue in READ:
                     channel.queue_bind(queue, "amq.fanout", "")
             self.publish_and_kill()
             self.check()
@@ -182,7 +193,7 @@ class Chaos:
             publisher = Publisher(self.broker.url, self.report.messages, PAUSE_S * len(self.todo))
             publisher.start()
             # killed in the midst of its very first entry, a checkpoint is refused by Spark itself
-            while not all((self.place / f"checkpoint-{queue}" / "commits" / "0").exists() for queue in ("a", "b")):
+            while not all((self.place / f"checkpoint-{queue}" / "commits" / "0").exists() for queue in READ):
                 self.wait(0.1)
             for what in self.todo:
                 self.wait(self.rng.uniform(0.2, 2 * PAUSE_S))
@@ -231,20 +242,20 @@ class Chaos:
         with Connection(self.broker.url) as connection:
             channel = connection.channel()
             while True:
-                found = [channel.log_inspect(queue) for queue in ("a", "b")]
+                found = [channel.log_inspect(queue) for queue in READ]
                 if all(at.settled == at.next for at in found):
                     break
                 if time.monotonic() > deadline:
                     raise RuntimeError(f"not done after {END_S:g} s: {[(at.settled, at.next) for at in found]}")
                 self.wait(0.5)
-            self.report.stored = (found[0].next, found[1].next)
+            self.report.stored = tuple(at.next for at in found)
 
     def check(self) -> None:
         report = self.report
         wanted = range(report.messages)
         table = read(self.place / "table", ["body", "offset"])
         rows = Counter(table.column("offset").to_pylist())
-        bodies = {int(body.removeprefix("message ")) for body in table.column("body").to_pylist()}
+        bodies = {int(json.loads(body)["n"]) for body in table.column("body").to_pylist()}
         report.table_rows = table.num_rows
         report.doubled_in_table = sum(n - 1 for n in rows.values())
         report.lost_in_table = sum(n not in bodies for n in wanted)
@@ -256,11 +267,17 @@ class Chaos:
             for batch in channel.log_batches("out", 0, channel.log_inspect("out").next):
                 for delivery in batch:
                     ids[delivery.properties.message_id or ""] += 1
-                    numbers.add(int(delivery.body.removeprefix(b"MESSAGE ")))
+                    numbers.add(int(json.loads(delivery.body)["N"]))
         report.out_rows = sum(ids.values())
         assert report.out_rows == count
         report.doubled_in_out = sum(n - 1 for n in ids.values())
         report.lost_in_out = sum(n not in numbers for n in wanted)
+        landed = dataset(self.place / "landed").to_table(columns=["n", "_offset"])
+        rows = Counter(landed.column("_offset").to_pylist())
+        bodies = set(landed.column("n").to_pylist())
+        report.landed_rows = landed.num_rows
+        report.doubled_in_landed = sum(n - 1 for n in rows.values())
+        report.lost_in_landed = sum(n not in bodies for n in wanted)
 
 
 def main() -> int:
