@@ -160,6 +160,8 @@ class Burst(NamedTuple):
     last: int
     """The tag of the last one."""
     at: float
+    led: bool
+    """Whether the node to which they were sent said that it leads. Else it passed them on."""
     deposed: bool
     """Whether another node led already when they were sent."""
 
@@ -204,7 +206,8 @@ class Publisher(Client):
             first = flow.take(BURST)
             self.sent += BURST
             if terms is not None:
-                self.bursts.append(Burst(self.sent, time.monotonic(), terms.deposed(self.uri, connected)))
+                led, deposed = terms.leads(self.uri), terms.deposed(self.uri, connected)
+                self.bursts.append(Burst(self.sent, time.monotonic(), led, deposed))
             channel.publish_rows(bodies(flow, first, BURST), exchange, key, properties, 0, BURST)
             self._await(channel, WINDOW - BURST)
         self._await(channel, 0)
@@ -239,6 +242,8 @@ class Publisher(Client):
         while self.bursts and self.bursts[0].last <= last:
             burst, terms = self.bursts.popleft(), self.oracle.terms
             assert terms is not None
+            if not burst.led:
+                continue
             terms.confirmed(self.uri, burst.at)
             if burst.deposed:
                 number = self.first + burst.last - 1
