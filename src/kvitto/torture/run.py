@@ -71,6 +71,7 @@ class Run:
         self.load = load.Load(self.journal, self.target, wanted.publishes)
         self.oracle = self.load.oracle
         self.outcome = Outcome(node.name, wanted.seed, again, flags_of(node))
+        self.target.may_be_full = bool(set(plan.OF_DISKS) & set(wanted.faults))
         if isinstance(node, Kvitto):
             self.oracle.whole_order = set(wanted.faults) <= {plan.KILL, plan.KILL_START, plan.RESTART}
         else:
