@@ -18,7 +18,7 @@ import pytest
 
 import kvitto
 from kvitto.client import ChannelClosed
-from kvitto.torture import cli, disks, etcd, load, network, plan, rabbits
+from kvitto.torture import cli, disks, etcd, faults, load, network, plan, rabbits
 from kvitto.torture.cluster import Cluster, KvittoCluster, Member
 from kvitto.torture.nodes import Node
 from kvitto.torture.oracle import NEVER, Journal, Terms
@@ -246,6 +246,28 @@ def test_a_node_that_has_ended_by_itself_is_found_while_a_fault_lasts(
     with pytest.raises(Stuck, match="ended by itself"):
         run.endure(fault)
     assert run.outcome.meanwhile == 0
+    run.journal.close()
+
+
+def test_an_interrupt_while_all_nodes_are_down_is_mended(
+    asleep: KvittoCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were killed while etcd stood still, and were to start again when that was over."""
+    run = Run(asleep, Wanted((), 1), "", lambda text: None)
+    asleep._leader = asleep.nodes[0]
+
+    def interrupted(fault: plan.Fault) -> None:
+        faults.meanwhile(run, fault.meanwhile[0])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "endure", interrupted)
+    monkeypatch.setattr(asleep.etcd, "begin", lambda: None)
+    others = (plan.Meanwhile(plan.ALL_KILL, 0.0, False, 1),)
+    with pytest.raises(KeyboardInterrupt):
+        faults.etcd_stop(run, plan.Fault(0, plan.ETCD_STOP, 0.0, 0.0, False, False, 1, others))
+    assert not any(node.running for node in asleep.nodes) and not run.target.up.is_set() and asleep.ended == ""
+    asleep.mend()
+    assert all(node.running for node in asleep.nodes)
     run.journal.close()
 
 
