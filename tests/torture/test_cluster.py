@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import random
 import shutil
+import signal
 import subprocess
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import kvitto
-from kvitto.torture import cli, disks, etcd, load, network, plan, rabbits
-from kvitto.torture.cluster import Cluster, KvittoCluster
+from kvitto.client import ChannelClosed
+from kvitto.torture import cli, disks, etcd, faults, load, network, plan, rabbits
+from kvitto.torture.cluster import Cluster, KvittoCluster, Member
 from kvitto.torture.nodes import Node
-from kvitto.torture.oracle import Journal, Terms
-from kvitto.torture.run import DOES, Run, Wanted
+from kvitto.torture.oracle import NEVER, Journal, Terms
+from kvitto.torture.run import DOES, Run, Stuck, Wanted
 from tests.cli.process import KVITTO
 from tests.cli.process import kvitto as command
 from tests.support.wait import wait_until
@@ -39,6 +44,17 @@ def test_a_cluster_keeps_its_promises(tmp_path: Path) -> None:
     faults = (plan.KILL, plan.FOLLOWER_KILL, plan.ALL_KILL, plan.RESTART)
     run = torture(KvittoCluster(tmp_path, 3), Wanted(faults, 5, cycles=4))
     assert run.outcome.passed(run.oracle), (run.outcome.broke, run.outcome.failures(run.oracle))
+
+
+@needs_etcd
+@pytest.mark.timeout(600)
+def test_a_cluster_keeps_its_promises_when_faults_overlap(tmp_path: Path) -> None:
+    """A node, and then etcd, stands still, while others are killed. The seed is one of short faults."""
+    faults = (plan.STOP, plan.FOLLOWER_STOP, plan.ETCD_STOP, plan.ETCD_KILL, plan.KILL, plan.FOLLOWER_KILL)
+    run = torture(KvittoCluster(tmp_path, 3), Wanted((*faults, plan.ALL_KILL, plan.RESTART), 2420, cycles=6))
+    assert run.outcome.passed(run.oracle), (run.outcome.broke, run.outcome.failures(run.oracle))
+    once = (plan.STOP, plan.ETCD_STOP, plan.RESTART, plan.ALL_KILL, plan.KILL, plan.FOLLOWER_KILL)
+    assert run.outcome.cycles == dict.fromkeys(once, 1) and run.outcome.meanwhile == 4
 
 
 class Forgetful(KvittoCluster):
@@ -158,12 +174,198 @@ def test_the_load_follows_a_leader_that_gives_up_when_the_fault_is_over(
     run.journal.close()
 
 
+def test_the_load_goes_on_when_a_node_leads_while_a_fault_lasts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader was killed: nobody has to serve clients before the other fault is over, and somebody may."""
+    monkeypatch.setattr("kvitto.torture.run.LOOK_S", 0.0)
+    cluster = Undecided(tmp_path, [Named(tmp_path / name) for name in ("one", "other")], None)
+    run = Run(cluster, Wanted((), 1), "", lambda text: None)
+    cluster.now = cluster.nodes[0]
+    assert cluster.look()
+    run._aim()
+    run.down()
+    cluster.now = None
+    run._alive()
+    assert not run.target.up.is_set()
+    for node in (cluster.nodes[0], cluster.nodes[1]):
+        cluster.now = node
+        assert cluster.look()  # as a fault does that chooses its node
+        run._alive()
+        assert run.target.up.is_set() and run.target.uri.startswith(node.uri)
+    run.journal.close()
+
+
+class Asleep(Member):
+    """A process that is no broker, so that it is quick."""
+
+    def begin(self) -> None:
+        self._process = self._spawn(["sleep", "600"], {})
+        self.pid, self.leads_since = self._process.pid, 0.0
+
+
+@pytest.fixture
+def asleep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KvittoCluster]:
+    """A cluster in which nobody leads."""
+    monkeypatch.setattr("kvitto.torture.cluster.Member", Asleep)
+    cluster = KvittoCluster(tmp_path, 3)
+    for node in cluster.nodes:
+        node.begin()
+    yield cluster
+    cluster.close()
+
+
+def test_a_fault_meanwhile_hits_a_node_that_it_can_hit(asleep: KvittoCluster) -> None:
+    one, other, third = asleep.nodes
+    asleep._leader = one
+    rng = random.Random(1)
+    assert {asleep.victim(rng, leads=True, awake=False) for _ in range(20)} == {one}
+    assert {asleep.victim(rng, leads=False, awake=False) for _ in range(20)} == {other, third}
+    one.pause()
+    assert asleep.victim(rng, leads=True, awake=False) is one
+    assert {asleep.victim(rng, leads=True, awake=True) for _ in range(20)} == {other, third}
+    assert asleep.take(other) == 0 and not other.running
+    assert {asleep.victim(rng, leads=False, awake=False) for _ in range(20)} == {third}
+    assert asleep.ended == "", "it was killed"
+    assert asleep.take(one) == 0 and not one.paused
+    asleep.revive()
+    assert one.running and other.running
+    one.resume()  # the end of the fault that it stood still for
+    assert one.running and asleep.ended == ""
+
+
+def test_a_node_that_has_ended_by_itself_is_found_while_a_fault_lasts(
+    asleep: KvittoCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill of it, or of all nodes, would hide that."""
+    run = Run(asleep, Wanted((), 1), "", lambda text: None)
+    asleep._leader = node = asleep.nodes[0]
+    os.kill(node.pid, signal.SIGKILL)
+    assert wait_until(lambda: not node.running)
+    fault = plan.Fault(0, plan.ETCD_STOP, 0.0, 0.0, False, False, 1, (plan.Meanwhile(plan.ALL_KILL, 0.0, True, 1),))
+    with pytest.raises(Stuck, match="ended by itself"):
+        run.endure(fault)
+    assert run.outcome.meanwhile == 0
+    run.journal.close()
+
+
+def test_an_interrupt_while_all_nodes_are_down_is_mended(
+    asleep: KvittoCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were killed while etcd stood still, and were to start again when that was over."""
+    run = Run(asleep, Wanted((), 1), "", lambda text: None)
+    asleep._leader = asleep.nodes[0]
+
+    def interrupted(fault: plan.Fault) -> None:
+        faults.meanwhile(run, fault.meanwhile[0])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "endure", interrupted)
+    monkeypatch.setattr(asleep.etcd, "begin", lambda: None)
+    others = (plan.Meanwhile(plan.ALL_KILL, 0.0, False, 1),)
+    with pytest.raises(KeyboardInterrupt):
+        faults.etcd_stop(run, plan.Fault(0, plan.ETCD_STOP, 0.0, 0.0, False, False, 1, others))
+    assert not any(node.running for node in asleep.nodes) and not run.target.up.is_set() and asleep.ended == ""
+    asleep.mend()
+    assert all(node.running for node in asleep.nodes)
+    run.journal.close()
+
+
+class Disk:
+    """A disk that is full as long as it says so."""
+
+    full = True
+
+    def free(self) -> None:
+        self.full = False
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_node_that_finds_no_room_at_its_start_is_started_again(
+    asleep: KvittoCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, disk = asleep.nodes[0], Disk()
+    monkeypatch.setattr(node, "disk", disk)
+    os.kill(node.pid, signal.SIGKILL)
+    assert wait_until(lambda: not node.running)
+    assert "the node has ended" in asleep.ended, "it has not said why"
+    node.log.write_text("kvitto: cannot write 1: No space left on device (free some space on this file system)\n")
+    assert asleep.ended == "" and not node.running
+    node.leads_since = 1.0
+    assert "the node has ended" in asleep.ended, "its broker has served clients, and may not end then"
+    node.leads_since = 0.0
+    disk.free()
+    assert asleep.ended == "" and node.running
+
+
 def test_a_node_that_leads_after_another_one_is_no_finding() -> None:
     terms = Terms()
     terms.confirmed("old", 1.0)
     assert not terms.deposed("new", 2.0), "the old one has confirmed nothing since the connection was made"
     terms.confirmed("new", 3.0)
     assert terms.deposed("old", 0.5) and not terms.deposed("old", 3.5) and not terms.deposed("new", 2.0)
+
+
+def test_what_a_node_passes_on_says_nothing_of_that_node(tmp_path: Path) -> None:
+    """A deposed leader that follows passes its clients on: the new one was taken for deposed, since the old one seemed to confirm."""
+    journal = Journal(tmp_path / "journal")
+    work = load.Load(journal, load.Target())
+    leads = {"old": False, "new": True}
+    terms = work.oracle.terms = Terms(leads.__getitem__)
+    publisher = work.publishers[0]
+    publisher.uri = "old"
+    for at, led in ((1.0, False), (2.0, True)):
+        publisher.bursts.append(load.Burst(int(at), at, led, deposed=True))
+        publisher._confirmed_bursts(int(at))
+        assert terms.deposed("new", 0.5) == led and bool(work.oracle.findings["two epochs"]) == led
+    journal.close()
+
+
+def test_a_commit_that_finds_no_room_is_no_finding_if_disks_are_filled(tmp_path: Path) -> None:
+    """And nothing of the transaction may arrive."""
+    journal, told = Journal(tmp_path / "journal"), "the transaction was not committed: the disk is full, or ..."
+
+    class Full:
+        """A channel of a broker without room."""
+
+        closed = None
+
+        def __getattr__(self, name: str) -> Callable[..., None]:
+            return lambda *_, **__: None
+
+        def tx_commit(self) -> None:
+            raise ChannelClosed(406, told)
+
+    work = load.Load(journal, load.Target())
+    [client] = work.transactors
+    with pytest.raises(ChannelClosed) as raised:
+        client.talk(Full())  # type: ignore[arg-type]
+    assert load.no_room(raised.value) and not load.no_room(ChannelClosed(404, told))
+    assert not load.no_room(ChannelClosed(406, "another reason"))
+    assert client.flow.next == load.GROUP and client.flow.marks == bytes([NEVER]) * load.GROUP
+    journal.close()
+
+
+def test_short_faults_hit_while_another_one_lasts() -> None:
+    kinds = plan.default_of_nodes(plan.OF_NODES)
+    faults = [plan.fault(1, k, kinds, nodes=True, overlap=True) for k in range(1000)]
+    assert faults == [plan.fault(1, k, kinds, nodes=True, overlap=True) for k in range(1000)]
+    alone = [plan.fault(1, k, kinds, nodes=True) for k in range(1000)]
+    assert [replace(fault, meanwhile=()) for fault in faults] == alone, "nothing else is different"
+    assert {other.kind for fault in faults for other in fault.meanwhile} == set(plan.SHORT)
+    assert {fault.kind for fault in faults if fault.meanwhile} == set(plan.LASTING)
+    counts = [len(fault.meanwhile) for fault in faults if fault.kind in plan.LASTING]
+    assert set(counts) == set(range(plan.MEANWHILE + 1)) and 1.2 < sum(counts) / len(counts) < 1.8
+    for fault in faults:
+        moments = [other.at for other in fault.meanwhile]
+        assert moments == sorted(moments) and all(0 <= at < 1 for at in moments)
+        assert [len(fault.within(most).meanwhile) for most in (1, 2, 9)] == [0, min(len(moments), 1), len(moments)]
+    only = [plan.fault(1, k, (plan.SLOW, plan.RESTART), nodes=True, overlap=True) for k in range(100)]
+    assert {other.kind for fault in only for other in fault.meanwhile} == {plan.RESTART}
+    none = [plan.fault(1, k, (plan.SLOW, plan.STOP), nodes=True, overlap=True) for k in range(100)]
+    assert not any(fault.meanwhile for fault in none)
 
 
 def test_each_fault_of_nodes_is_known_and_lasts_as_long_as_it_should() -> None:
@@ -176,21 +378,6 @@ def test_each_fault_of_nodes_is_known_and_lasts_as_long_as_it_should() -> None:
         lasts = [fault.lasts_s for fault in faults if fault.kind in sort]
         assert least <= min(lasts) and 0.9 * most < max(lasts) <= most
     assert max(fault.lasts_s for fault in faults if fault.kind == plan.STOP) > 20
-
-
-def test_short_faults_come_while_others_last() -> None:
-    kinds = plan.default_of_nodes(plan.OF_NODES)
-    faults = [plan.fault(1, k, kinds, nodes=True, overlap=True) for k in range(3000)]
-    assert faults == [plan.fault(1, k, kinds, nodes=True, overlap=True) for k in range(3000)]
-    assert [replace(fault, meanwhile=()) for fault in faults] == [
-        plan.fault(1, k, kinds, nodes=True) for k in range(3000)
-    ]
-    lasting = [fault for fault in faults if fault.kind in plan.LASTING]
-    assert {len(fault.meanwhile) for fault in lasting} == set(plan.MEANWHILE)
-    assert {fault.kind for fault in faults if fault.meanwhile} == set(plan.LASTING)
-    assert {other.kind for fault in faults for other in fault.meanwhile} == set(plan.OF_A_MOMENT)
-    assert all(0 <= other.part <= 1 for fault in faults for other in fault.meanwhile)
-    assert not plan.fault(1, 0, (plan.SLOW,), nodes=True, overlap=True).meanwhile, "kills are not wanted"
 
 
 def test_faults_of_nodes_need_nodes() -> None:

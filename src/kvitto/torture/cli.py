@@ -54,9 +54,14 @@ def add_parser(subparsers: Any) -> None:
         metavar="KIND,...",
         help=f"of {', '.join(plan.FAULTS)}; with --nodes {', '.join(plan.OF_NODES)} too; none (default: "
         f"{','.join(plan.DEFAULT)}; --publishes: none; --soak: {','.join(SOAK_FAULTS)}; --nodes: all of a cluster that are "
-        "possible here)",
+        "possible here). In a cluster of Kvitto the short ones also hit while another fault lasts",
     )
-    flag("--cycles", type=positive, metavar="N", help=f"faults ({CYCLES}, if nothing else limits the run)")
+    flag(
+        "--cycles",
+        type=positive,
+        metavar="N",
+        help=f"faults, with those that hit while another one lasts ({CYCLES}, if nothing else limits the run)",
+    )
     flag("--seconds", type=float, default=0.0, metavar="S", help="no more faults after S seconds")
     flag(
         "--publishes",

@@ -30,6 +30,8 @@ USER = "torture"
 PROBE = "&connection_timeout=2000"
 REFUSED = 1
 """The exit code of `kvitto cluster status` if there is no cluster."""
+NO_ROOM = ("free some space", "disk is full")
+"""What a node says last if it ends because its disk is full."""
 REFUSED_S = 120.0
 """Nodes that may not lead have to say so, and end, within this time of their start."""
 
@@ -89,23 +91,32 @@ class Cluster(Node):
     @property
     def ended(self) -> str:
         """Say which nodes have ended by themselves; "" if none has."""
-        nodes = [node for node in self.nodes if node not in self._dead and node.pid and not node.running]
+        nodes = [node for node in self.nodes if node not in self._dead and self._has_ended(node)]
         return "; ".join(f"{node.log}: the node has ended{last_lines(node.log)}" for node in nodes)
+
+    def _has_ended(self, node: Node) -> bool:
+        """Return whether a node that was started does not run, although it should."""
+        return bool(node.pid) and not node.running
 
     def stop(self) -> int:
         """Stop the leader in order. Another node is elected then."""
-        self._dead.add(self.leader)
-        return self.leader.stop()
+        return self.take(self.leader, in_order=True)
 
     def kill(self) -> None:
-        self._dead.add(self.leader)
-        self.leader.kill()
+        self.take(self.leader)
+
+    def take(self, node: Node, in_order: bool = False) -> int:
+        """End a node, which is down until `revive`."""
+        self._dead.add(node)
+        if in_order:
+            return node.stop()
+        node.kill()
+        return 0
 
     def kill_all(self) -> None:
         """Kill all nodes, and start them."""
         for node in self.nodes:
-            self._dead.add(node)
-            node.kill()
+            self.take(node)
         self.revive()
 
     @property
@@ -206,6 +217,13 @@ class Member(Node):
                     self.leads_since = time.monotonic() if line.startswith("kvitto ready") else 0.0
                     self.led_at = self.leads_since or self.led_at
 
+    @property
+    def out_of_room(self) -> bool:
+        """Whether it has ended before its broker served anybody, and said that its disk was full."""
+        if self.disk is None or not self.pid or self.running or self.leads_since:
+            return False
+        return any(words in last_lines(self.log, 1) for words in NO_ROOM)
+
     def _wait_ready(self) -> None:
         """Do not wait: a node that follows serves no clients."""
 
@@ -304,6 +322,31 @@ class KvittoCluster(Cluster):
         """The node that said last that it leads. One that stands still says nothing."""
         node = max(self.nodes, key=lambda node: node.leads_since if node.running else 0.0)
         return node if node.running and node.leads_since and answers(node.uri + PROBE) else None
+
+    def says_it_leads(self, uri: str) -> bool:
+        """Return whether the node to which this URI leads has said so last."""
+        return any(node.leads_since for node in self.nodes if uri.startswith(node.uri))
+
+    def victim(self, rng: random.Random, leads: bool, awake: bool) -> Member:
+        """Return the node that leads, or one of the others, for a fault that hits while another one lasts. If there is none of that sort,
+        return any that runs. `awake`: it may not stand still, since it has to end by itself.
+
+        If nobody leads now, the last leader counts as the one."""
+        self.look()
+        running = [node for node in self.nodes if node.running and not (awake and node.paused)]
+        return rng.choice([node for node in running if (node is self._leader) == leads] or running)
+
+    @property
+    def ended(self) -> str:
+        """A broker whose start finds no room on its disk says so, and ends. Its node is started again when there is room."""
+        for node in self.nodes:
+            if node not in self._dead and node.out_of_room and node.disk is not None and not node.disk.full:
+                node.kill()
+                node.begin()
+        return super().ended
+
+    def _has_ended(self, node: Node) -> bool:
+        return super()._has_ended(node) and not (isinstance(node, Member) and node.out_of_room)
 
     def others_since(self, at: float) -> list[str]:
         """Return the nodes other than the leader that have begun to lead since then."""

@@ -59,6 +59,11 @@ class SmallDisk:
         finally:
             os.close(fd)
 
+    @property
+    def full(self) -> bool:
+        """Whether it has been filled, and not freed since."""
+        return (self.top / BALLAST).exists()
+
     def free(self) -> None:
         """Give the space back."""
         (self.top / BALLAST).unlink(missing_ok=True)

@@ -23,6 +23,25 @@ def follower_kill(run: Run, fault: plan.Fault) -> None:
     node.begin()
 
 
+def meanwhile(run: Run, fault: plan.Meanwhile) -> None:
+    """Make a short fault while another one lasts. It always hits a node, so that the plan alone says how many faults there are.
+
+    No node may serve clients after that until the lasting fault is over: its followers may be cut off, or etcd stand still."""
+    cluster, rng = kvitto_of(run), random.Random(fault.seed)
+    cluster.revive()
+    in_order = fault.kind == plan.RESTART
+    if fault.kind == plan.ALL_KILL:
+        nodes = list(cluster.nodes)
+    else:
+        nodes = [cluster.victim(rng, leads=fault.kind != plan.FOLLOWER_KILL, awake=in_order)]
+    if cluster.leader in nodes:
+        run.down()
+    for node in nodes:
+        cluster.take(node, in_order)
+    if fault.at_once:
+        cluster.revive()
+
+
 def follower_stop(run: Run, fault: plan.Fault) -> None:
     node = cluster_of(run).follower(random.Random(fault.seed))
     node.pause()
@@ -39,15 +58,12 @@ def etcd_stop(run: Run, fault: plan.Fault) -> None:
     etcd = kvitto_of(run).etcd
     etcd.pause()
     last(run, fault, etcd.resume)
-    again(run)
 
 
 def etcd_kill(run: Run, fault: plan.Fault) -> None:
     etcd = kvitto_of(run).etcd
     etcd.kill()
-    run.endure(fault)
-    etcd.begin()
-    again(run)
+    last(run, fault, etcd.begin)
 
 
 def etcd_wipe(run: Run, fault: plan.Fault) -> None:
@@ -93,7 +109,6 @@ def links(apart: Callable[[Cluster, Network, random.Random], None]) -> Callable[
         assert cluster.network is not None
         apart(cluster, cluster.network, random.Random(fault.seed))
         last(run, fault, cluster.network.heal)
-        again(run)
 
     return fault_of_links
 
@@ -147,37 +162,15 @@ def full(run: Run, fault: plan.Fault, node: Node) -> None:
     disk = node.disk
     disk.fill()
     last(run, fault, disk.free)
-    again(run)
-
-
-def come_meanwhile(run: Run, fault: plan.Meanwhile) -> None:
-    """Make a fault while another one lasts. What is killed is started at once. Perhaps nobody can serve before the other one has ended."""
-    cluster = cluster_of(run)
-    if fault.kind == plan.KILL:
-        killed = [cluster.leader]
-    elif fault.kind == plan.FOLLOWER_KILL:
-        killed = [cluster.follower(random.Random(fault.seed))]
-    else:
-        killed = list(cluster.nodes)
-    if cluster.leader in killed:
-        run.lose()
-    for node in killed:
-        node.kill()
-    for node in killed:
-        node.begin()
-    run.outcome.cycles[fault.kind] += 1
 
 
 def last(run: Run, fault: plan.Fault, mend: Callable[[], None]) -> None:
-    """Let a fault last as long as it is planned, and mend it then, also if the torture is interrupted."""
+    """Let a fault last as long as it is planned, and mend it then, also if the torture is interrupted. Then have the clients look for the
+    leader: it may be another one, or have given up meanwhile."""
     try:
         run.endure(fault)
     finally:
         mend()
-
-
-def again(run: Run) -> None:
-    """Have the clients look for the leader: it may be another one, or have given up meanwhile."""
     run.down()
     run.start()
 

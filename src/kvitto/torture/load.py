@@ -63,6 +63,8 @@ CONFIRM_S = 60.0
 """A confirm that is missing after this time on an open connection counts as missing."""
 WAIT_S = 0.05
 RETRY_S = 0.02
+NO_COMMIT = (406, "the disk is full")
+"""What a transaction is told that finds no room, and of which nothing is applied: the reply code, and a part of the text."""
 GONE = (0, 320)
 """Reply codes of a connection that ended because the broker ended."""
 
@@ -76,6 +78,8 @@ class Target:
         self.paused = threading.Event()
         """Publishers wait for their confirms and publish nothing more; consumers settle their messages."""
         self.ended = threading.Event()
+        self.may_be_full = False
+        """Whether the run fills disks."""
         self.safe_after_s = 0.0
         """The time after the fence's confirm when an ack counts as synced, because brokers other than Kvitto sync acks
         when they like."""
@@ -126,7 +130,8 @@ class Client(threading.Thread):
                 self.talk(connection.channel())
                 connection.close()
             except ChannelClosed as error:
-                self._finding(error)
+                if not (self.target.may_be_full and no_room(error)):
+                    self._finding(error)
             except ConnectionLost as error:
                 if error.code not in GONE:
                     self._finding(error)
@@ -160,6 +165,8 @@ class Burst(NamedTuple):
     last: int
     """The tag of the last one."""
     at: float
+    led: bool
+    """Whether the node to which they were sent said that it leads. Else it passed them on."""
     deposed: bool
     """Whether another node led already when they were sent."""
 
@@ -204,7 +211,8 @@ class Publisher(Client):
             first = flow.take(BURST)
             self.sent += BURST
             if terms is not None:
-                self.bursts.append(Burst(self.sent, time.monotonic(), terms.deposed(self.uri, connected)))
+                led, deposed = terms.leads(self.uri), terms.deposed(self.uri, connected)
+                self.bursts.append(Burst(self.sent, time.monotonic(), led, deposed))
             channel.publish_rows(bodies(flow, first, BURST), exchange, key, properties, 0, BURST)
             self._await(channel, WINDOW - BURST)
         self._await(channel, 0)
@@ -239,6 +247,8 @@ class Publisher(Client):
         while self.bursts and self.bursts[0].last <= last:
             burst, terms = self.bursts.popleft(), self.oracle.terms
             assert terms is not None
+            if not burst.led:
+                continue
             terms.confirmed(self.uri, burst.at)
             if burst.deposed:
                 number = self.first + burst.last - 1
@@ -286,9 +296,19 @@ class Transactor(Client):
             if rollback:
                 channel.tx_rollback()
                 continue
-            channel.tx_commit()
+            try:
+                channel.tx_commit()
+            except ChannelClosed as error:
+                if no_room(error):
+                    flow.mark(first, first + flow.group, NEVER)
+                raise
             flow.mark(first, first + flow.group, CONFIRMED)
             self.moves += 1
+
+
+def no_room(error: ChannelClosed) -> bool:
+    """Return whether a transaction was not committed because the disk is full."""
+    return error.code == NO_COMMIT[0] and NO_COMMIT[1] in error.text
 
 
 def persistent() -> Column:

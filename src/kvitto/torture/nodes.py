@@ -52,13 +52,13 @@ def free_port() -> int:
     raise BrokerFailed(f"no free port on 127.0.0.1 from {PORTS[0]} to {PORTS[-1]}")
 
 
-def last_lines(log: Path) -> str:
+def last_lines(log: Path, most: int = LAST_LINES) -> str:
     """Return the end of a log, to be shown after its name, because the log may be in a directory that is removed soon."""
     try:
         lines = log.read_text(errors="replace").splitlines()
     except FileNotFoundError:
         return ""
-    return "".join(f"\n    {line}" for line in lines[-LAST_LINES:])
+    return "".join(f"\n    {line}" for line in lines[-most:])
 
 
 def uri_for(port: int, scheme: str = "amqp", query: str = "") -> str:
@@ -81,6 +81,8 @@ class Node:
         self.http_uri: str | None = None
         self.pid = 0
         """The pid of the broker. Its process group is that of the command that started it."""
+        self.paused = False
+        """Whether it stands still since `pause`."""
         self._process: subprocess.Popen[str] | None = None
         place.mkdir(parents=True, exist_ok=True)
 
@@ -143,9 +145,11 @@ class Node:
 
     def pause(self) -> None:
         """Send SIGSTOP to its whole group; its sockets stay open."""
+        self.paused = True
         self._signal_group(signal.SIGSTOP)
 
     def resume(self) -> None:
+        self.paused = False
         self._signal_group(signal.SIGCONT)
 
     def close(self) -> None:
@@ -176,7 +180,7 @@ class Node:
                 os.killpg(self._process.pid, number)
 
     def _end(self, number: signal.Signals) -> int:
-        process = self._process
+        process, self.paused = self._process, False
         if process is None:
             return 0
         if number == signal.SIGKILL:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 from operator import lt, sub
 from pathlib import Path
@@ -107,10 +107,13 @@ class Terms:
     """Which node has confirmed what, to notice two nodes that both confirm.
 
     A node that leads no more closes its connections. So if another node confirms a message that was published after a connection was
-    made, this connection's node has been deposed, and may confirm nothing that is published afterwards.
+    made, this connection's node has been deposed, and may confirm nothing that is published afterwards. Only what is published to a node
+    that says that it leads counts: one that follows passes its clients on, and it is the leader that confirms then.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, leads: Callable[[str], bool] = lambda node: True) -> None:
+        """`leads` returns whether a node says that it leads."""
+        self.leads = leads
         self._proofs: dict[str, float] = {}
         """For each node when the last message was published that it has confirmed."""
         self._lock = threading.Lock()

@@ -39,12 +39,12 @@ OF_NODES = (*OF_PROCESSES, *OF_ETCD, *OF_LINKS, *OF_DISKS)
 """Faults of a cluster."""
 OF_RABBITMQ = (*OF_PROCESSES, CUT_FOLLOWERS, FOLLOWER_CUT, LEADER_MUTE, LEADER_DEAF, SLOW)
 """Those that a cluster without an etcd can have."""
-OF_A_MOMENT = (KILL, FOLLOWER_KILL, ALL_KILL)
-"""Faults that may come while another one lasts."""
+SHORT = (KILL, FOLLOWER_KILL, ALL_KILL, RESTART)
+"""Faults that may hit a cluster of Kvitto while another one lasts."""
 LASTING = (STOP, FOLLOWER_STOP, ETCD_STOP, ETCD_KILL, *OF_LINKS, *OF_DISKS)
-"""Faults of a cluster while which others may come."""
-MEANWHILE = (0, 1, 1, 2, 3)
-"""How many others come while one of them lasts: each of these numbers has the same chance."""
+"""Those that they may hit. When etcd was lost operators act by rules of their own, and nothing else happens."""
+MEANWHILE = 3
+"""The maximum number of short faults while another one lasts; the mean is half of it."""
 DEFAULT = (KILL, KILL, KILL, KILL_START)
 """Each kind is drawn with the same chance: one kill in four is followed by kills of the next starts."""
 LIFE_S = 0.6
@@ -65,12 +65,15 @@ AT_FILES = 0.75
 
 @dataclass(frozen=True, slots=True)
 class Meanwhile:
-    """A fault that comes while another one lasts."""
+    """A short fault that hits while another one lasts."""
 
     kind: str
-    part: float
-    """The part of the time of the other one after which it comes."""
+    at: float
+    """The part of the other fault's time after which it hits."""
+    at_once: bool
+    """Whether the nodes that it has ended start again at once, or only when the next fault hits or the lasting one is over."""
     seed: int
+    """For the choice of the node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,11 @@ class Fault:
     seed: int
     """For the choice of connections, and of the moments in a start."""
     meanwhile: tuple[Meanwhile, ...] = ()
-    """The faults that come while this one lasts, in order."""
+    """What hits while it lasts, in this order."""
+
+    def within(self, most: int) -> Fault:
+        """Return this fault with so few others that they are at most so many together."""
+        return replace(self, meanwhile=self.meanwhile[: most - 1])
 
     def killed_starts(self) -> list[tuple[float, bool]]:
         """Return the part of a start after which it is killed, and whether it is a part of the whole start or of the
@@ -107,7 +114,7 @@ def fault(
     seed: int, cycle: int, kinds: tuple[str, ...], gap_s: float = 0.0, nodes: bool = False, overlap: bool = False
 ) -> Fault:
     """Return the fault of one cycle. With `gap_s` there is load for about this time before it. `nodes`: whether a cluster is tortured.
-    `overlap`: whether further faults come while one lasts."""
+    `overlap`: whether the short ones of these kinds also hit while another fault lasts."""
     rng = random.Random(f"{seed}/{cycle}")
     kind = rng.choice(kinds)
     after_s = rng.uniform(0.5, 1.5) * gap_s if gap_s else rng.uniform(0.0, LIFE_S)
@@ -116,10 +123,10 @@ def fault(
         lasts_s = least + (most - least) * rng.random() ** 2  # most are short
     else:
         lasts_s = rng.uniform(*(MUTED_S if kind == HALF_OPEN else FROZEN_S))
-    found = Fault(cycle, kind, after_s, lasts_s, rng.random() < 0.5, rng.random() < 0.5, rng.getrandbits(32))
-    short = [other for other in kinds if other in OF_A_MOMENT]
-    if not overlap or kind not in LASTING or not short:
-        return found
-    parts = sorted(rng.random() for _ in range(rng.choice(MEANWHILE)))
-    meanwhile = (Meanwhile(rng.choice(short), part, rng.getrandbits(32)) for part in parts)
-    return replace(found, meanwhile=tuple(meanwhile))
+    drawn = Fault(cycle, kind, after_s, lasts_s, rng.random() < 0.5, rng.random() < 0.5, rng.getrandbits(32))
+    short = [kind for kind in kinds if kind in SHORT]
+    if not (overlap and short and kind in LASTING):
+        return drawn
+    parts = sorted(rng.random() for _ in range(rng.randint(0, MEANWHILE)))
+    others = (Meanwhile(rng.choice(short), at, rng.random() < 0.5, rng.getrandbits(32)) for at in parts)
+    return replace(drawn, meanwhile=tuple(others))

@@ -52,6 +52,9 @@ class Outcome:
     flags: tuple[str, ...]
     """Findings about the flag `redelivered` that make the run fail too."""
     cycles: Counter[str] = field(default_factory=Counter)
+    """How many faults of each kind were made."""
+    meanwhile: int = 0
+    """How many of them hit while another one lasted."""
     recoveries_s: list[float] = field(default_factory=list)
     killed_starts: Counter[str] = field(default_factory=Counter)
     """The state of starts when they were killed: "before its files", "recovering" (files of its directory are open), "listening"."""
@@ -117,6 +120,7 @@ def as_json(outcome: Outcome, oracle: Oracle) -> dict[str, Any]:
         "again": outcome.again,
         "seconds": round(outcome.seconds, 1),
         "cycles": dict(outcome.cycles),
+        "meanwhile": outcome.meanwhile,
         "published": oracle.published,
         "confirmed": oracle.confirmed,
         "delivered": oracle.delivered,
@@ -158,6 +162,7 @@ def as_text(outcome: Outcome, oracle: Oracle) -> str:
     if outcome.untouched(oracle):
         return f"interrupted before the broker was up; again: {outcome.again}"
     cycles = ", ".join(f"{count} {kind}" for kind, count in sorted(outcome.cycles.items())) or "none"
+    cycles += f"; {outcome.meanwhile} of them while another one lasted" if outcome.meanwhile else ""
     lines = [
         f"{outcome.broker}: {outcome.cycles.total()} faults in {outcome.seconds:,.0f} s ({cycles})",
         f"  {oracle.published:>12,}  published, over {outcome.connections:,} connections",

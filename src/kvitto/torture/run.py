@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from urllib.parse import urlsplit, urlunsplit
 
 from kvitto.client import AMQPError
@@ -71,12 +71,13 @@ class Run:
         self.load = load.Load(self.journal, self.target, wanted.publishes)
         self.oracle = self.load.oracle
         self.outcome = Outcome(node.name, wanted.seed, again, flags_of(node))
+        self.target.may_be_full = bool(set(plan.OF_DISKS) & set(wanted.faults))
         if isinstance(node, Kvitto):
             self.oracle.whole_order = set(wanted.faults) <= {plan.KILL, plan.KILL_START, plan.RESTART}
         else:
             self.target.safe_after_s = SAFE_AFTER_S
         if isinstance(node, KvittoCluster) and not {plan.CUT, plan.HALF_OPEN} & set(wanted.faults):
-            self.oracle.terms = Terms()  # the proxy hides which node has confirmed
+            self.oracle.terms = Terms(node.says_it_leads)  # the proxy hides which node has confirmed
         self.proxy = Proxy() if {plan.CUT, plan.HALF_OPEN} & set(wanted.faults) else None
         self._life = 0
         self._start_s = 0.0
@@ -85,8 +86,8 @@ class Run:
         self._chapter_s = 0.0
         self._said_s = 0.0
         self._looked_s = 0.0
-        self._lost = False
-        """Whether the load waits until some node serves it, while a fault lasts."""
+        self._aimed = ""
+        """The address of the node that clients were sent to last."""
 
     def go(self) -> Outcome:
         """Run until the plan is done, something fails, or Ctrl-C; then judge for the last time."""
@@ -131,25 +132,23 @@ class Run:
 
     def _faults(self) -> None:
         wanted, began = self.wanted, time.monotonic()
-        cycle = 0
+        nodes, overlap = isinstance(self.node, Cluster), isinstance(self.node, KvittoCluster)
+        gap_s, cycle = SOAK_GAP_S if wanted.soak else 0.0, 0
         while True:
             elapsed = time.monotonic() - began
-            made = self.outcome.cycles.total()
             if wanted.publishes and all(publisher.finished for publisher in self.load.publishers):
                 return
+            made = self.outcome.cycles.total()
             if (wanted.cycles and made >= wanted.cycles) or (wanted.seconds and elapsed >= wanted.seconds):
                 return
             if not wanted.faults:
                 self._alive()
                 time.sleep(SAMPLE_S)
             else:
-                nodes, kvitto = isinstance(self.node, Cluster), isinstance(self.node, KvittoCluster)
-                fault = plan.fault(wanted.seed, cycle, wanted.faults, SOAK_GAP_S if wanted.soak else 0.0, nodes, kvitto)
-                if wanted.cycles:
-                    fault = replace(fault, meanwhile=fault.meanwhile[: wanted.cycles - made - 1])
-                self._cycle(fault)
+                fault = plan.fault(wanted.seed, cycle, wanted.faults, gap_s, nodes, overlap)
+                self._cycle(fault.within(wanted.cycles - made) if wanted.cycles else fault)
                 cycle += 1
-            self._progress(made)
+            self._progress(self.outcome.cycles.total())
             late = time.monotonic() - self._chapter_s > CHAPTER_S and not wanted.publishes
             if (wanted.faults and not wanted.soak and cycle % CHAPTER_CYCLES == 0) or late:
                 self._judge()
@@ -160,8 +159,6 @@ class Run:
         self._alive()
         DOES[fault.kind](self, fault)
         self.outcome.cycles[fault.kind] += 1
-        if self._lost:
-            self.start()
 
     def _kill(self, fault: plan.Fault) -> None:
         self.down()
@@ -214,31 +211,31 @@ class Run:
         self.proxy.cut_half_open()
 
     def endure(self, fault: plan.Fault) -> None:
-        """Let a fault last, with those that come meanwhile. The load goes to another node of a cluster as soon as that one leads."""
+        """Let a fault last, and make those that hit meanwhile. The load goes to another node of a cluster as soon as that one leads."""
         began = time.monotonic()
         for other in fault.meanwhile:
-            self._wait_until(began + other.part * fault.lasts_s)
-            faults.come_meanwhile(self, other)
-        self._wait_until(began + fault.lasts_s)
+            self._endure_until(began + other.at * fault.lasts_s)
+            self._alive()  # a kill would hide that a node has ended by itself
+            faults.meanwhile(self, other)
+            self.outcome.cycles[other.kind] += 1
+            self.outcome.meanwhile += 1
+        self._endure_until(began + fault.lasts_s)
+        if fault.meanwhile:
+            faults.cluster_of(self).revive()
 
-    def _wait_until(self, end: float) -> None:
+    def _endure_until(self, end: float) -> None:
         while (left := end - time.monotonic()) > 0:
             self._follow()
             time.sleep(min(left, LOOK_S))
 
-    def lose(self) -> None:
-        """Note that the leader is killed while another fault lasts, and that some time may go by before a node serves clients."""
-        self.down()
-        self._lost = True
-
     def _follow(self) -> None:
-        """Send the load to another node of a cluster if that one leads now: a leader may give up at any time after a fault."""
+        """Send the load to another node of a cluster if that one leads now: a leader may give up at any time after a fault. If the load is
+        down because the leader was killed, send it to whichever node leads."""
         now = time.monotonic()
-        aimed = self.target.up.is_set()
-        if not isinstance(self.node, Cluster) or not (aimed or self._lost) or now - self._looked_s < LOOK_S:
+        if not isinstance(self.node, Cluster) or now - self._looked_s < LOOK_S:
             return
-        self._looked_s, before = now, self.node.uri
-        if self.node.look() and (self._lost or self.node.uri != before):
+        self._looked_s = now
+        if self.node.look() and not (self.target.up.is_set() and self.node.uri == self._aimed):
             self._aim()
             self.load.publishers[-1].leave()  # the others stay with the old leader as long as that one has them
 
@@ -273,7 +270,7 @@ class Run:
 
     def _aim(self) -> None:
         """Have the clients connect to where the broker is now."""
-        uri = self.node.uri
+        uri = self._aimed = self.node.uri
         if self.proxy is not None:
             parts = urlsplit(uri)
             assert parts.hostname is not None
@@ -281,7 +278,6 @@ class Run:
             uri = through(uri, self.proxy.port)
         if plan.HALF_OPEN in self.wanted.faults:
             uri = uri.replace("heartbeat=0", f"heartbeat={plan.HEARTBEAT_S}")
-        self._lost = False
         self.target.uri = f"{uri}&connection_timeout=5000"
         self.target.up.set()
 
@@ -330,7 +326,7 @@ class Run:
     def _drained(self) -> bool:
         return self.load.quiet and load.waiting(self.node.uri) == 0 and self.load.quiet and not self.oracle.judge()
 
-    def _progress(self, made: int) -> None:
+    def _progress(self, count: int) -> None:
         now = time.monotonic()
         if now - self._said_s < PROGRESS_S:
             return
@@ -339,7 +335,7 @@ class Run:
         findings = {kind: count for kind, count in self.outcome.failures(self.oracle).items() if count}
         said = ", ".join(f"{count} {kind}" for kind, count in findings.items()) or "nothing found"
         self.say(
-            f"{now - self._started_s:6.0f} s  {made}{wanted} faults  {self.oracle.published:,} published  "
+            f"{now - self._started_s:6.0f} s  {count}{wanted} faults  {self.oracle.published:,} published  "
             f"{self.oracle.confirmed:,} confirmed  {self.oracle.delivered:,} delivered  {said}"
         )
 
