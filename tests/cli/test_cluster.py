@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvitto.base.config import Config, ConfigError
-from kvitto.cluster.state import Member, write_history, write_member
+from kvitto.cluster.state import Member, new_entry, write_history, write_member
 from kvitto.server.etcd import Etcd
 from kvitto.store.disk import RealDisk
 from kvitto.store.store import FORMAT
@@ -96,11 +96,11 @@ def test_a_node_starts_on_no_guess(etcd: FakeEtcd, key: Path, tmp_path: Path) ->
     write_member(disk, Member(document.cluster, "2", "kvitto", document.members[0]))
     assert "is another etcd than the one" in refused(*start)
     write_member(disk, Member(document.cluster, "1", "kvitto", document.members[0]))
-    write_history(disk, ["7:x"])
+    write_history(disk, [new_entry(7)])
     assert "knows epoch 7" in refused(*start)
     (data / "history").write_bytes(b"7:\xb1\n")
     assert "history cannot be read: let this node follow with an empty directory" in refused(*start)
-    write_history(disk, ["7:x"])
+    write_history(disk, [new_entry(7)])
     forced = kvitto("cluster", "force", "--etcd", etcd.url, "--data-dir", str(data))
     assert forced.returncode == 0, forced.stderr
     found = register.read().document

@@ -167,8 +167,8 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> NodeTls:
     return signed(tmp_path_factory.mktemp("tls"))
 
 
-def signed(place: Path) -> NodeTls:
-    authority = Authority(place, "nodes")
+def signed(place: Path, name: str = "nodes") -> NodeTls:
+    authority = Authority(place, name)
     pair = authority.sign("node", "/O=node", NAMES)
     return NodeTls(pair.cert, pair.key, authority.cert)
 
@@ -375,18 +375,53 @@ def test_nodes_that_do_not_agree_about_tls_say_so(leads: bool, tmp_path: Path, n
         world.close()
 
 
-def test_a_node_with_a_certificate_of_another_authority_is_refused(
+def test_a_leader_with_a_certificate_of_another_authority_gets_no_client(
     tmp_path: Path, nodes: NodeTls, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "other").mkdir()
-    world, leader = World(tmp_path, signed(tmp_path / "other")), FakeLeader(tls=nodes)
+    world, leader = World(tmp_path, signed(tmp_path, "other")), FakeLeader(tls=nodes)
     try:
         world.front.lead_by(leader.seat)
-        assert gone(world.connect())
-        wait_until(lambda: "its node is not accepted" in caplog.text, what="the leader says why")
+        assert "certificate is not accepted" in refused(world)
+        assert caplog.text.count("clients are not passed on: the leader at") == 1, "and not once for each client"
+        assert not leader.taken and not world.front.connections
     finally:
         leader.close()
         world.close()
+
+
+def test_a_node_with_a_certificate_of_another_authority_passes_nobody_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ours, other = Authority(tmp_path, "ours"), Authority(tmp_path, "other")
+    leads, passes = ours.sign("leader", "/O=leader", NAMES), other.sign("node", "/O=node", NAMES)
+    leader = FakeLeader(tls=NodeTls(leads.cert, leads.key, ours.cert))
+    world = World(tmp_path, NodeTls(passes.cert, passes.key, ours.cert))
+    try:
+        world.front.lead_by(leader.seat)
+        assert gone(world.connect())
+        wait_until(lambda: "its node is not accepted: its certificate" in caplog.text, what="the leader says why")
+        assert not leader.taken
+    finally:
+        leader.close()
+        world.close()
+
+
+def test_a_client_that_nodes_encrypt_costs_little_memory(tmp_path: Path, nodes: NodeTls) -> None:
+    """asyncio's own TLS takes 256 KiB for each end."""
+    world = World(tmp_path, nodes)
+    try:
+        for _ in range(5):
+            world.pair()
+        before = resident()
+        for _ in range(60):
+            world.pair()
+        assert (resident() - before) / 60 < 256 << 10, "both ends are in this process"
+    finally:
+        world.close()
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
 class Relay:

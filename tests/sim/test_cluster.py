@@ -13,7 +13,7 @@ from kvitto.cluster.link import Link
 from kvitto.cluster.membership import Membership
 from kvitto.cluster.promotion import begin_epoch
 from kvitto.cluster.register import Document, Seen
-from kvitto.cluster.state import read_history, write_history
+from kvitto.cluster.state import new_entry, read_history, write_history
 from tests.sim import clusters
 from tests.sim.clusters import Cluster
 from tests.sim.kinds import KINDS
@@ -93,7 +93,7 @@ def begin_quietly(disk: Any, epoch: int, in_order: bool) -> None:
     """R4: the epoch is not stored by who leads in it."""
     history = read_history(disk)
     begin_epoch(disk, epoch, in_order)
-    write_history(disk, history or ["0:first"])
+    write_history(disk, history or [new_entry(0)])
 
 
 def begin_in_order(disk: Any, epoch: int, in_order: bool) -> None:

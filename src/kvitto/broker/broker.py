@@ -268,8 +268,10 @@ class Broker(Turning):
         self.jobs.start(self._look_at_first_messages(queues[LOOKED_AT_FIRST:]))
 
     def _look_at_first_messages(self, queues: list[Queue]) -> Iterator[None]:
-        """Have queues look whether their first message has expired, a few at a time, so that they use the same memory for that. A broker
-        with many queues does so when it serves clients already: whoever takes a message looks, too."""
+        """Have queues look whether their first message has expired, a few at a time, so that most of them use the same memory for that.
+
+        A broker with many queues does so when it serves clients already: whoever takes a message looks, too.
+        """
         waiting = iter(queues)
         while some := list(islice(waiting, LOOKED_AT_ONCE)):
             for queue in some:

@@ -61,8 +61,9 @@ SILENCE_S = 4.0
 AGAIN_SILENCE_S = 1.0
 """If a leader has been silent, the next connection is given up after this shorter time."""
 COMPLAIN_S = 3.0
-"""A member that has heard nothing from the leader for this time says so in the register, where the leader sees it."""
-COMPLAIN_AGAIN_S = 1.0
+"""A member that has not reached the leader for this time says so in the register, where the leader sees it."""
+COMPLAINT_TTL_S = 3
+"""It says so again with each attempt, so a complaint goes soon when the leader is heard again."""
 WATCH_S = 1.0
 """A follower asks the register this often whether its leader still leads."""
 REST_S = 0.2
@@ -113,7 +114,8 @@ def run_node(config: Config, lead: Callable[[Election], int]) -> int:
     except Damaged as error:
         resign(election, disk, str(error))
         begin_anew()
-    except Deposed:
+    except Deposed as error:
+        log.info("this node begins anew: %s", error)
         if election.lease.gives_up:
             election.lease.stop(give_up=True)
         begin_anew()
@@ -176,7 +178,10 @@ class Candidate:
         self._dead = ""
         """The last leader's process that is known to have ended."""
         self._heard_at = boottime()
-        self._complained_at = 0.0
+        self._tried = ""
+        """The last leader's process that this node has tried to reach."""
+        self._began_at = self._in_touch_at = boottime()
+        """When the present attempt began, and when the leader was last heard, or what had come from it was last worked on."""
         self._is_anew = bool(os.environ.pop(ANEW, ""))
         """Whether this process has led before: then others are to lead first."""
         self._promised_until = self._heard_at + PROMISE_S
@@ -221,7 +226,6 @@ class Candidate:
             self._document = document
             if seat is not None and seat.member != self.member.member and seat.process != self._dead:
                 self._led_by(seat)
-                self._complain(seen)
                 self._follow(seat, document.epoch)
                 self._free_since = time.monotonic()
                 continue
@@ -363,10 +367,11 @@ class Candidate:
         follower.turn_to(seat.address)
         watch, why, before, starts, full = None, "", follower.place, False, False
         silence = AGAIN_SILENCE_S if self._followed == seat.process else SILENCE_S
+        self._began_at = boottime()
         try:
             with connected(address(seat.address), AGAIN_SILENCE_S, self._tls, silence) as sock:
                 watch = Watch(self._register, seat, sock, self._silent_s, self._watched)
-                why = talk(follower, sock, silence, lambda: self._heard(seat, sock), self._notify.alive)
+                why = talk(follower, sock, silence, lambda: self._heard(seat, sock), self._alive)
             if follower.left is not None:
                 self._is_dead(seat)
                 if follower.left not in ("", self.member.member):
@@ -378,6 +383,7 @@ class Candidate:
                 self._is_dead(seat)
                 return
             starts = True  # it listens as soon as its broker has started, which others wait for
+            self._complain(seat)
         except Refused as error:
             why = self._patience.bear(error)
         except StoreFull as error:
@@ -389,6 +395,7 @@ class Candidate:
             why = f"refused what came: {error}"
         except OSError as error:
             why = why_ended(error)
+            self._complain(seat)
         finally:
             if watch is not None:
                 watch.stop()
@@ -419,26 +426,30 @@ class Candidate:
         """Note what the register says while this node follows. A thread of its own calls this."""
         if seen.document is not None:
             self._document = seen.document
-        self._complain(seen)
 
-    def _complain(self, seen: Seen) -> None:
-        """Say in the register that this node does not reach the leader, if it could lead itself.
+    def _complain(self, seat: Seat) -> None:
+        """Say in the register that this node does not reach the leader, if it could lead itself. Called behind an attempt that has failed.
 
         A leader that cannot confirm anything without this node gives its seat up then: it may be cut off from the others, or give them a
-        wrong address (`Tenure`).
+        wrong address (`Tenure`). The time in which this node was busy with what had come is not the leader's.
         """
-        document, seat, me, now = seen.document, seen.seat, self.member.member, boottime()
-        if document is None or seat is None or seat.member == me or me not in document.members:
+        document, me, now = self._document, self.member.member, boottime()
+        if seat.process != self._tried:
+            self._tried, self._in_touch_at = seat.process, max(self._in_touch_at, self._began_at)
+        if document is None or me not in document.members or now - self._in_touch_at < COMPLAIN_S:
             return
-        damaged = self._follower is not None and self._follower.damage
-        if damaged or now - self._heard_at < COMPLAIN_S or now - self._complained_at < COMPLAIN_AGAIN_S:
+        if self._follower is not None and self._follower.damage:
             return
-        self._complained_at = now
         with suppress(Unanswered, RegisterError):
-            self._register.complain(Complaint(me, seat.process), self._register.grant(TTL_S))
+            self._register.complain(Complaint(me, seat.process), self._register.grant(COMPLAINT_TTL_S))
+
+    def _alive(self) -> None:
+        """Note that this node works on what its leader has sent."""
+        self._notify.alive()
+        self._in_touch_at = boottime()
 
     def _heard(self, seat: Seat, sock: socket.socket) -> None:
-        self._notify.alive()
+        self._alive()
         follower = self._follower
         if follower is not None and follower.session and not follower.copying:
             self._stand_as(FOLLOWING)

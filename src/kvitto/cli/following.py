@@ -189,6 +189,7 @@ def talk(
             for answer in follower.feed(data):
                 alive()
                 sock.sendall(answer)
+            alive()
         except Refused as error:
             with suppress(OSError):
                 sock.sendall(follower.refusal(str(error)))

@@ -139,11 +139,6 @@ class Link:
         """The place of the DONE that the follower has not acknowledged yet."""
 
     @property
-    def is_awaited(self) -> bool:
-        """Whether the follower has to send checksums of its files before anything else happens."""
-        return self.state == "comparing" and self._steps is None
-
-    @property
     def lag_bytes(self) -> int | None:
         """How many bytes of the stream the follower has not acknowledged. None while its files are compared."""
         return self.leader.ring.total - self.behind_at if self.state == "following" else None

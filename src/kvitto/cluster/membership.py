@@ -62,7 +62,7 @@ class Membership:
         `synced`: the followers that have all that was confirmed and all that there was at the election, and get everything since (R6).
         `lost`: those that do not answer. They stay members if there would be too few: then nothing is confirmed anyway, and they may be
         elected. `cut`: those whose directories have to be changed in other ways than the stream does, so that they may not (R7).
-        `connected`: those that go on, as far as is known.
+        `connected`: those whose connection goes on, and lately has got further.
         """
         if self._asked is not None or self.why_over:
             return None

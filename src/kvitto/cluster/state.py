@@ -29,11 +29,10 @@ RESIGNED_MAX = 30
 HISTORY_KEPT = 100
 """A directory remembers this many of the latest elections."""
 
-ENTRY = re.compile("([0-9]+:)?[0-9A-Za-z]+")
-"""An entry of a history."""
 CHECKED = re.compile("((?:[0-9]+:)?k[0-9a-f]{24})([0-9a-f]{8})")
-"""An entry that ends with the CRC-32 of what is before. Those of an earlier Kvitto have no `k`, and 32 digits behind the epoch."""
-EARLIER = 32
+"""An entry of a history. It ends with the CRC-32 of what is before."""
+EARLIER = re.compile("([0-9]+:)?[0-9a-f]{32}")
+"""An entry that an earlier Kvitto has written."""
 
 T = TypeVar("T")
 
@@ -63,7 +62,7 @@ def is_whole(entry: str) -> bool:
     """Return whether an entry of a history can be what was written."""
     if (checked := CHECKED.fullmatch(entry)) is not None:
         return int(checked[2], 16) == zlib.crc32(checked[1].encode())
-    return ENTRY.fullmatch(entry) is not None and len(entry.rpartition(":")[2]) <= EARLIER
+    return EARLIER.fullmatch(entry) is not None
 
 
 def new_entry(epoch: int | None = None) -> str:
@@ -76,8 +75,8 @@ def read_history(disk: Disk) -> list[str]:
     """Return the history of a directory, [] if it has none. Raises StoreError if it cannot be read."""
     if not disk.exists(paths.HISTORY):
         return []
-    found = disk.read_file(paths.HISTORY).decode("ascii", "replace").split()
-    if not all(map(is_whole, found)):
+    *found, end = disk.read_file(paths.HISTORY).decode("ascii", "replace").split("\n")
+    if end or not all(map(is_whole, found)):
         raise StoreError(f"{paths.HISTORY} cannot be read: let this node follow with an empty directory")
     return found
 

@@ -25,7 +25,7 @@ from kvitto.cluster.records import StreamError
 from kvitto.cluster.register import Seat
 from kvitto.server.acceptor import Acceptor
 from kvitto.server.listening import in_url, resolve, without_delay
-from kvitto.server.node_tls import NodeTls
+from kvitto.server.node_tls import NodeTls, why_not_leader
 from kvitto.server.pairing import BUFFER_BYTES, Pair, Side
 from kvitto.server.passed import message
 
@@ -68,6 +68,8 @@ class Front:
         """The ports by service."""
         self.passed = self.refused = 0
         """The number of connections that were passed on, and of those that could not be."""
+        self._said = ""
+        """Why clients were not passed on the last time, "" if one was passed on since."""
         self._seat: Seat | None = None
         self._loop: asyncio.AbstractEventLoop
         self._ended: asyncio.Event
@@ -197,13 +199,21 @@ class Front:
             if service == HTTP and not (begun := await self._head(sock, where)):
                 return
             seat, leader = await self.reach(Client(service, where))
+            pair = Pair(self._pairs, self._box, seat, service == HTTP)
+            try:
+                await pair.reach(leader)
+            except OSError as error:
+                raise Unreached(f"the leader at {seat.address}: {why_not_leader(error)}") from None
             paired = True
-            await Pair(self._pairs, self._box, seat, service == HTTP).begin(Side(sock), leader, begun or b"")
+            await pair.begin(Side(sock), begun or b"")
             self.passed += 1
+            self._said = ""
             self._leave_others(self._seat)  # another node may have begun to lead meanwhile
         except Unreached as error:
             self.refused += 1
-            log.debug("%s: not passed on: %s", where.host, error)
+            if str(error) != self._said:
+                self._said = str(error)
+                log.warning("clients are not passed on: %s", error)
             if service == HTTP:
                 await self._own.refuse(sock, str(error), begun or b"")
         except OSError:  # the client is gone, or the leader

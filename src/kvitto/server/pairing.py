@@ -10,6 +10,7 @@ import asyncio
 import select
 import socket
 import ssl
+from asyncio.sslproto import SSLProtocol
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,13 @@ LINGER_S = 30.0
 """When the leader has closed its side, a client gets this much time to read what is left."""
 LOOK_S = 5.0
 """While a connection takes nothing, its other side is looked at this often."""
-HANDSHAKE_S = 5.0
+HANDSHAKE_S = 5
+
+
+class Encryption(SSLProtocol):
+    """asyncio's TLS, whose buffer of 256 KiB for each connection would be most of what a client costs."""
+
+    max_size = 16 << 10
 
 
 @dataclass(frozen=True)
@@ -52,41 +59,41 @@ class Pair:
         self.client, self.leader = End(self, box), End(self, box)
         self.client.other, self.leader.other = self.leader, self.client
 
-    async def begin(self, client: Side, leader: Side, first: bytes = b"") -> None:
-        """Begin to pass bytes on, of which the leader gets `first` before any other. The sockets belong to this pair from now on.
+    async def reach(self, leader: Side) -> None:
+        """Begin with the connection to the leader, which belongs to this pair from now on. Raises OSError if its handshake fails."""
+        self._pairs[self] = None
+        await self._connect(self.leader, leader)
+
+    async def begin(self, client: Side, first: bytes = b"") -> None:
+        """Begin to pass bytes on, of which the leader gets `first` before any other. `client` belongs to this pair from now on, too.
 
         Raises OSError if a handshake fails.
         """
-        self._pairs[self] = None
-        try:
-            await self._connect(self.client, client)
-            await self._connect(self.leader, leader)
-        except BaseException:
-            self.lost()
-            client.sock.close()
-            leader.sock.close()
-            raise
-        if first and not self._over:
-            self.leader.transport.write(first)
+        await self._connect(self.client, client)
         if self._over:
             self.end()
+        elif first:
+            self.leader.transport.write(first)
         self.client.go()
         self.leader.go()
 
     async def _connect(self, end: End, side: Side) -> None:
-        loop, make = self._loop, lambda: end
-        if side.sock.family != socket.AF_UNIX:
-            without_delay(side.sock)
-        if side.tls is None:
-            await loop.connect_accepted_socket(make, side.sock)
-            return
-        end.encrypted = True
-        if side.host:
-            await loop.create_connection(
-                make, sock=side.sock, ssl=side.tls, server_hostname=side.host, ssl_handshake_timeout=HANDSHAKE_S
-            )
-        else:
-            await loop.connect_accepted_socket(make, side.sock, ssl=side.tls, ssl_handshake_timeout=HANDSHAKE_S)
+        try:
+            if side.sock.family != socket.AF_UNIX:
+                without_delay(side.sock)
+            if side.tls is None:
+                await self._loop.connect_accepted_socket(lambda: end, side.sock)
+                return
+            end.encrypted = True
+            done: asyncio.Future[None] = self._loop.create_future()
+            host = side.host or None
+            tls = Encryption(self._loop, end, side.tls, done, not host, host, ssl_handshake_timeout=HANDSHAKE_S)
+            await self._loop.connect_accepted_socket(lambda: tls, side.sock)
+            await done
+        except BaseException:
+            self.lost()
+            side.sock.close()
+            raise
 
     def ended(self, end: End) -> None:
         """One side sends nothing more: tell the other side so, behind the bytes that are left."""
@@ -98,7 +105,7 @@ class Pair:
             end.other.transport.write_eof()
         elif not (self._answered and end is self.client):  # with asyncio's TLS no side can end alone
             end.other.transport.close()
-        if end is self.leader or end.other.encrypted:
+        if end is self.leader:
             self._last = self._loop.call_later(LINGER_S, self.end)
 
     def paused(self, end: End) -> None:

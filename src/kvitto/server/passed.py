@@ -57,11 +57,15 @@ class PassedOn:
             what = f"listen for {client.service}" if self.services else "serve clients now"
             writer.write(refusal(why := f"the leader does not {what}"))
             raise NotServed(why)
-        sock = self._detached(writer)
+        sock, encrypted = self._detached(writer), self._tls is not None and client.service in READABLE
         try:
-            encrypted = self._tls is not None and client.service in READABLE
             sock.sendall(accepted(encrypted))  # the node waits for it, so the socket has room
-            take(self._decrypted(sock, client) if encrypted else sock, client.address)
+            if encrypted:
+                task = asyncio.get_running_loop().create_task(self._decrypt(sock, client, take))
+                self._beginning.add(task)
+                task.add_done_callback(self._beginning.discard)
+            else:
+                take(sock, client.address)
         except BaseException:
             sock.close()
             raise
@@ -72,8 +76,8 @@ class PassedOn:
         """The number of descriptors that clients need here beside one each."""
         return 2 * len(self._pairs)
 
-    def _decrypted(self, sock: socket.socket, client: Client) -> socket.socket:
-        """Return a socket that stands for a client whose bytes another node encrypts.
+    async def _decrypt(self, sock: socket.socket, client: Client, take: Take) -> None:
+        """Let a socket of this process stand for a client whose bytes another node encrypts.
 
         What serves clients knows nothing of this TLS, and so does not take the node's certificate for the client's.
         """
@@ -81,19 +85,21 @@ class PassedOn:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         pair = Pair(self._pairs, self._box, answered=client.service == HTTP)
-        task = asyncio.get_running_loop().create_task(
-            self._begin(pair, Side(sock, self._tls.leading), Side(ours), client)
-        )
-        self._beginning.add(task)
-        task.add_done_callback(self._beginning.discard)
-        return theirs
-
-    @staticmethod
-    async def _begin(pair: Pair, node: Side, ours: Side, client: Client) -> None:
         try:
-            await pair.begin(node, ours)
+            await pair.reach(Side(ours))
+            await pair.begin(Side(sock, self._tls.leading))
         except OSError as error:
-            log.warning("%s:%d: its node is not accepted: %s", *client.address, why_not_follower(error))
+            theirs.close()
+            sock.close()
+            # the node, or its client, may have gone meanwhile
+            level = logging.DEBUG if isinstance(error, ConnectionError) else logging.WARNING
+            log.log(level, "%s:%d: its node is not accepted: %s", *client.address, why_not_follower(error))
+            return
+        except BaseException:
+            theirs.close()
+            sock.close()
+            raise
+        take(theirs, client.address)
 
     @staticmethod
     def _detached(writer: asyncio.StreamWriter) -> socket.socket:

@@ -33,7 +33,9 @@ START_GRACE_S = 1.0
 SILENT_S = 3.0
 """A member is removed if it has acknowledged nothing for this time. A member that works acknowledges something four times a second."""
 CHANGING_S = 30.0
-"""A follower whose files are compared is no longer waited for if it has sent no checksums for this time."""
+"""Others wait for a follower whose files are changed until nothing has happened to them for this time."""
+UNFINISHED = ("comparing", "copying")
+"""The states of a link while files are compared."""
 AGAIN_S = 0.5
 """A register that has not answered is asked again after this time."""
 PROMISE_S = 5.0
@@ -91,7 +93,9 @@ class Tenure:
         self._missing: dict[str, float] = {}
         """The time at which each missing member was first found to be missing."""
         self._connected: set[str] = set()
-        """The nodes that have sent something within SILENT_S, in sync or not."""
+        """The nodes that reach this one: they have sent something within SILENT_S, or their files are compared, when they may be silent."""
+        self._progress: dict[str, tuple[object, float]] = {}
+        """How far the comparison of each node's files has got, and since when."""
         self._acknowledged: dict[str, tuple[int, float]] = {}
         """The highest place that each member has acknowledged, and the time at which it did."""
         self._marks: deque[tuple[int, float]] = deque(maxlen=MARKS_MAX)
@@ -149,17 +153,27 @@ class Tenure:
         cut = [link.member for link in links if link.waits]
         if now < self._again_at:
             return
-        connected = [link.member for link in links if not (link.is_awaited and self._silent_s(link) > CHANGING_S)]
-        document = self.membership.propose(synced, lost, cut, connected)
+        document = self.membership.propose(synced, lost, cut, self._advancing(links, now))
         if document is not None:
             loop = asyncio.get_running_loop()
             asked = loop.run_in_executor(self._worker, self._ask, document, self.membership.version)
             asked.add_done_callback(self._answered)
 
+    def _advancing(self, links: Iterable[Link], now: float) -> list[str]:
+        """Return the nodes of which something has come, or whose comparison has got further, within CHANGING_S."""
+        found = []
+        for link in links:
+            at = link.state, link.files_done, link.acknowledged
+            if self._progress.get(link.member, (None, 0.0))[0] != at:
+                self._progress[link.member] = at, now
+            if min(now - self._progress[link.member][1], self._silent_s(link)) < CHANGING_S:
+                found.append(link.member)
+        return found
+
     def _note_missing(self, links: Sequence[Link]) -> dict[str, Link]:
         """Note since when which members are missing. Return the connections of those that are not."""
         now = time.monotonic()
-        self._connected = {link.member for link in links if self._silent_s(link) < SILENT_S}
+        self._connected = {link.member for link in links if link.state in UNFINISHED or self._silent_s(link) < SILENT_S}
         following = {link.member: link for link in in_sync(links) if not self._is_late(link, now)}
         for member in self.membership.waits | set(self._missing):
             if member in following or member not in self.membership.waits:
