@@ -191,6 +191,29 @@ def test_all_nodes_are_killed_at_once(cluster: Cluster) -> None:
     check(cluster, publisher.confirmed)
 
 
+def test_a_node_with_little_room_leaves_the_lead_to_others(tmp_path: Path) -> None:
+    def own(node: Node) -> Sequence[str]:
+        return ["--disk-free-limit", "1000000GB"] if node.name == "two" else []
+
+    etcd = FakeEtcd()
+    cluster = Cluster(tmp_path, etcd, own=own)
+    one, two, three = cluster.nodes
+    try:
+        cluster.wait_in_sync(3)
+        for leader, other in ((one, three), (three, one)):
+            assert cluster.wait_for_leader() is leader
+            leader.kill()
+            assert cluster.wait_for_leader() is other
+            leader.start()
+            cluster.wait_in_sync(3)
+        for node in (one, three):
+            node.kill()
+        wait_until(lambda: lines(two, "elected: this node leads"), what="it leads if nobody else does")
+    finally:
+        cluster.end()
+        etcd.stop()
+
+
 def test_a_comparison_that_takes_long_deposes_nobody(tmp_path: Path) -> None:
     """While a node reads its files it hears nothing, and while it waits for the leader it says nothing."""
     etcd = FakeEtcd()

@@ -73,6 +73,8 @@ DEFER_S = 2.0
 AGAIN_MAX_S = 1.0
 ANEW = "KVITTO_BEGUN_ANEW"
 """The variable in the environment by which a process that has led says so to itself behind `exec`."""
+LOW_S = 2.0
+"""A node with little room on its disk tries to lead if nobody has led for this time. Its publishers would be blocked."""
 DAMAGED_S = 10.0
 """A node with damaged files tries to lead if nobody has led for this time: the others may have damage, too, or be lost."""
 
@@ -486,8 +488,11 @@ class Candidate:
         damage = (self._follower.damage if self._follower is not None else "") or (
             following.damage if following else ""
         )
-        if damage and document.members != (me,) and time.monotonic() - self._free_since < DAMAGED_S:
+        free_s = time.monotonic() - self._free_since
+        if damage and document.members != (me,) and free_s < DAMAGED_S:
             return f"nobody leads; this node waits for others, because its files are damaged: {damage}"
+        if free_s < LOW_S and document.members != (me,) and self._disk.free_bytes() < self._config.disk_free_limit:
+            return "nobody leads; this node waits for others, because less of its disk is free than --disk-free-limit"
         if seat is not None and seat.member == me and answers(seat.address):
             raise Refused(
                 f"another process leads with a copy of {self._disk.root}, and followers connect to it at {seat.address}: stop one of "
