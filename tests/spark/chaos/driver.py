@@ -1,4 +1,5 @@
-"""The program that is killed: queue `a` to a Parquet table, queue `b` through a transformation into queue `out`.
+"""The program that is killed: queue `a` to a Parquet table, queue `b` through a transformation into queue `out`, and
+queue `c` to a table by `land`.
 
 `python -m tests.spark.chaos.driver URI MASTER DIR MAX_OFFSETS`; SIGTERM ends it in order.
 """
@@ -14,7 +15,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
 
-POLL_S = 0.25
+from kvitto.pipeline.land import land
+
+SCHEMA = "n BIGINT NOT NULL"
+TRIGGER_S = 0.25
 
 
 def session(master: str) -> SparkSession:
@@ -75,11 +79,20 @@ def main(uri: str, master: str, place: str, most: int) -> int:
     spark = session(master)
     running = queries(spark, uri, place, most)
     print("started", flush=True)
-    while not stopping and os.getppid() == parent:
-        for query in running:
-            if query.awaitTermination(POLL_S):  # type: ignore[arg-type]
-                print(f"failed {query.exception()}", flush=True)
-                return 1
+
+    def ended() -> bool:
+        return stopping or os.getppid() != parent or not all(query.isActive for query in running)
+
+    try:
+        to, checkpoint = f"{place}/landed", f"{place}/checkpoint-c"
+        land(spark, uri, ["c"], to, checkpoint, schema=SCHEMA, trigger_s=TRIGGER_S, batch_size=most, stop=ended)
+    except Exception as error:  # noqa: BLE001 - Spark raises many kinds; whoever started this wants to know it
+        print(f"failed {error}", flush=True)
+        return 1
+    for query in running:
+        if not query.isActive:
+            print(f"failed {query.exception()}", flush=True)
+            return 1
     for query in running:
         query.stop()
     spark.stop()
