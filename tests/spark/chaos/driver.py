@@ -1,4 +1,5 @@
-"""The program that is killed: queue `a` to a Parquet table, queue `b` through a transformation into queue `out`, queue `c` by `land`.
+"""The program that is killed: queue `a` to a Parquet table, queue `b` through a transformation into queue `out`, and
+queue `c` to a table by `land`.
 
 `python -m tests.spark.chaos.driver URI MASTER DIR MAX_OFFSETS`; SIGTERM ends it in order.
 """
@@ -8,8 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
-from functools import partial
 from types import FrameType
 
 from pyspark.sql import SparkSession
@@ -18,7 +17,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from kvitto.pipeline.land import land
 
-POLL_S = 0.25
+SCHEMA = "n BIGINT NOT NULL"
+TRIGGER_S = 0.25
 
 
 def session(master: str) -> SparkSession:
@@ -68,32 +68,6 @@ def queries(spark: SparkSession, uri: str, place: str, most: int) -> list[Stream
     return [table, sink]
 
 
-class Landing(threading.Thread):
-    """`land` from queue `c`, until `stopping`."""
-
-    def __init__(self, spark: SparkSession, uri: str, place: str, most: int) -> None:
-        super().__init__(name="landing", daemon=True)
-        self.stopping = threading.Event()
-        self.failed: Exception | None = None
-        self._land = partial(
-            land,
-            spark,
-            uri,
-            ["c"],
-            f"{place}/landed",
-            f"{place}/checkpoint-c",
-            schema="n BIGINT NOT NULL",
-            batch_size=most,
-            stop=self.stopping.is_set,
-        )
-
-    def run(self) -> None:
-        try:
-            self._land()
-        except Exception as error:  # noqa: BLE001 - top of the thread: the program ends and says why
-            self.failed = error
-
-
 def main(uri: str, master: str, place: str, most: int) -> int:
     parent, stopping = os.getppid(), False
 
@@ -104,21 +78,23 @@ def main(uri: str, master: str, place: str, most: int) -> int:
     signal.signal(signal.SIGTERM, stop)
     spark = session(master)
     running = queries(spark, uri, place, most)
-    landing = Landing(spark, uri, place, most)
-    landing.start()
     print("started", flush=True)
-    while not stopping and os.getppid() == parent:
-        if not landing.is_alive():
-            print(f"failed land: {landing.failed}", flush=True)
+
+    def ended() -> bool:
+        return stopping or os.getppid() != parent or not all(query.isActive for query in running)
+
+    try:
+        to, checkpoint = f"{place}/landed", f"{place}/checkpoint-c"
+        land(spark, uri, ["c"], to, checkpoint, schema=SCHEMA, trigger_s=TRIGGER_S, batch_size=most, stop=ended)
+    except Exception as error:  # noqa: BLE001 - Spark raises many kinds; whoever started this wants to know it
+        print(f"failed {error}", flush=True)
+        return 1
+    for query in running:
+        if not query.isActive:
+            print(f"failed {query.exception()}", flush=True)
             return 1
-        for query in running:
-            if query.awaitTermination(POLL_S):  # type: ignore[arg-type]
-                print(f"failed {query.exception()}", flush=True)
-                return 1
-    landing.stopping.set()
     for query in running:
         query.stop()
-    landing.join()
     spark.stop()
     return 0
 

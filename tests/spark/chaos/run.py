@@ -2,43 +2,50 @@
 
     .venv/bin/python -m tests.spark.chaos.run [--messages 1000000] [--kills 10] [--nodes N] [--seed N] [--place DIR]
 
-One publisher, a fanout to queues `a`, `b` and `c`. Spark writes `a` to a Parquet table and sends `b`, transformed, to queue `out`;
-`kvitto pipeline land` writes `c` to another table (driver.py). Meanwhile driver, executors and broker are killed at random, `--kills`
-times each. At the end each message that the broker confirmed must be in both tables and in `out`, and no message of a queue may be in
-one of them twice.
+One publisher, a fanout to queues `a`, `b` and `c`; Spark writes `a` to a Parquet table, sends `b`, transformed, to queue `out`,
+and lands `c` in a table with `kvitto.pipeline.land` (driver.py). One of ten messages is not JSON: `land` sets it aside in a
+second table. Meanwhile driver, executors and broker are killed at random, `--kills` times each. At the end each message that
+the broker confirmed must be in the table, in `out` and in what was landed, and no message of `a`, `b` or `c` may be in there twice.
+
+Queue `c` has an archive, which keeps each of its messages under its offset. What was landed under an offset must be the message
+that has it in the archive: else the message was invented, or the offset was used again for another one.
 
 With `--nodes 3` the broker is a cluster: its leader is killed, stands still, or ends in order, and another node is elected.
+Then the archive of each node must fit.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
+import re
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from typing import Any
 from urllib.parse import urlsplit
 
-from pyarrow.dataset import dataset
+import pyarrow.parquet as pq
 
 from benchmarks.sink_table import read
 from examples.flights.children import Child
 from kvitto.client import AMQPError, Connection, Properties
+from kvitto.spark.archive.files import find
+from kvitto.spark.archive.reading import segment_messages
+from kvitto.spark.archive.segment import Wanted
 from kvitto.torture.cluster import KvittoCluster
 from kvitto.torture.proxy import Proxy
 from tests.spark.chaos.cluster import Cluster
 from tests.spark.conftest import BrokerProcess
 
-READ = ("a", "b", "c")
-"""The queues that Spark reads."""
 VICTIMS = ("driver", "executor", "broker")
+QUEUES = ("a", "b", "c")
 SPARKS_OWN = "Task serialization failed: java.lang.IllegalStateException: Illegal size"
 """Two queries of one driver: now and then Spark serialises a task while the other changes what goes with it."""
 CHUNK = 500
@@ -49,12 +56,24 @@ END_S = 300.0
 """After the last kill the rest must have gone through by then."""
 
 
+def body_of(number: int) -> bytes:
+    return b"message %d" % number if number % 10 == 9 else b'{"n": %d}' % number
+
+
+def number_of(body: bytes | str) -> int:
+    """The number of a message, however it was transformed."""
+    (digits,) = re.findall(r"\d+", body if isinstance(body, str) else body.decode())
+    return int(digits)
+
+
 class Replicated:
     """A cluster of several nodes behind one address, which is always the leader's."""
 
     def __init__(self, place: Path, nodes: int, rng: Random) -> None:
         self._cluster = KvittoCluster(place / "nodes", nodes)
         self._rng = rng
+        self.lost: Counter[str] = Counter()
+        """How the leader was lost, and how often."""
         self._proxy = Proxy()
         self._proxy.start()
         self.url = f"amqp://guest:guest@127.0.0.1:{self._proxy.port}/%2f"
@@ -62,9 +81,12 @@ class Replicated:
 
     def kill(self) -> None:
         """Lose the leader in one of three ways."""
+        ways = {"killed": self._cluster.kill, "stood still": self._cluster.pause, "ended in order": self._cluster.stop}
+        way = self._rng.choice(list(ways))
         self._proxy.target = None
-        self._rng.choice((self._cluster.kill, self._cluster.pause, self._cluster.stop))()
+        ways[way]()
         self._proxy.cut(lambda: True, reset=True)
+        self.lost[way] += 1
 
     def start(self) -> None:
         """Wait until another node leads, and all of them are in sync."""
@@ -77,9 +99,51 @@ class Replicated:
         self._cluster.resume()
         self._cluster.wait_in_sync()
 
+    def copies(self) -> list[Path]:
+        """Wait until all nodes are in sync, and return their directories."""
+        self._cluster.wait_in_sync()
+        return [node.data for node in self._cluster.nodes]
+
     def close(self) -> None:
         self._cluster.close()
         self._proxy.close()
+
+
+class Single(BrokerProcess):
+    """A broker that is one process."""
+
+    def copies(self) -> list[Path]:
+        return [self.directory / "data"]
+
+    def close(self) -> None:
+        self.kill()
+
+
+@dataclass
+class Landed:
+    """What `land` has made of the messages of its queue, good ones and bad ones."""
+
+    rows: int = 0
+    bad: int = 0
+    batches: int = 0
+    lost: int = 0
+    """Confirmed messages that are not there, and stored ones that are not there under their offset."""
+    doubled: int = 0
+    invented: int = 0
+    """Numbers that nobody has sent, and offsets that no message has."""
+    reused: int = 0
+    """Offsets with another message than the one that was landed."""
+    archives: int = 0
+
+    @property
+    def right(self) -> bool:
+        return not (self.lost or self.doubled or self.invented or self.reused)
+
+    def __str__(self) -> str:
+        return (
+            f"landed: {self.rows:,} rows and {self.bad:,} bad records in {self.batches:,} batches, lost {self.lost}, doubled"
+            f" {self.doubled}; compared with {self.archives} archives: invented {self.invented}, offsets used again {self.reused}"
+        )
 
 
 @dataclass
@@ -87,34 +151,38 @@ class Report:
     seed: int
     messages: int
     kills: Counter[str] = field(default_factory=Counter)
+    leaders: Counter[str] = field(default_factory=Counter)
     restarts: int = 0
-    stored: tuple[int, ...] = (0, 0, 0)
+    stored: Sequence[int] = (0, 0, 0)
     table_rows: int = 0
     out_rows: int = 0
-    landed_rows: int = 0
     lost_in_table: int = 0
     lost_in_out: int = 0
-    lost_in_landed: int = 0
     doubled_in_table: int = 0
     doubled_in_out: int = 0
-    doubled_in_landed: int = 0
+    landed: Landed = field(default_factory=Landed)
     seconds: float = 0.0
 
     @property
     def right(self) -> bool:
-        lost = self.lost_in_table or self.lost_in_out or self.lost_in_landed
-        return not (lost or self.doubled_in_table or self.doubled_in_out or self.doubled_in_landed)
+        wrong = self.lost_in_table or self.lost_in_out or self.doubled_in_table or self.doubled_in_out
+        return not wrong and self.landed.right
 
     def __str__(self) -> str:
-        kills = ", ".join(f"{what} {n}x" for what, n in sorted(self.kills.items())) or "none"
+        stored = ", ".join(f"{n:,} in {queue}" for queue, n in zip(QUEUES, self.stored, strict=True))
+        leaders = f" (leaders: {times(self.leaders)})" if self.leaders else ""
         return (
-            f"seed {self.seed}: {self.messages:,} messages confirmed; stored in a, b and c: {', '.join(f'{n:,}' for n in self.stored)}"
-            f" (the rest were sent again after a kill); killed: {kills}; ended by"
+            f"seed {self.seed}: {self.messages:,} messages confirmed; stored: {stored}"
+            f" (the rest were sent again after a kill); killed: {times(self.kills)}{leaders}; ended by"
             f" Spark's own race: {self.restarts}x; {self.seconds:.0f} s\n"
             f"table: {self.table_rows:,} rows, lost {self.lost_in_table}, doubled {self.doubled_in_table}\n"
             f"queue out: {self.out_rows:,} messages, lost {self.lost_in_out}, doubled {self.doubled_in_out}\n"
-            f"land: {self.landed_rows:,} rows, lost {self.lost_in_landed}, doubled {self.doubled_in_landed}"
+            f"{self.landed}"
         )
+
+
+def times(counted: Counter[str]) -> str:
+    return ", ".join(f"{what} {n}x" for what, n in sorted(counted.items())) or "none"
 
 
 class Publisher(threading.Thread):
@@ -141,7 +209,7 @@ class Publisher(threading.Thread):
             while self.done < self.messages and not self.stop.is_set():
                 end = min(self.done + CHUNK, self.messages)
                 for n in range(self.done, end):
-                    channel.publish(b'{"n":%d}' % n, "amq.fanout", "", Properties(delivery_mode=2))
+                    channel.publish(body_of(n), "amq.fanout", "", Properties(delivery_mode=2))
                 if not channel.wait_for_confirms(60):
                     return
                 self.done = end
@@ -164,25 +232,26 @@ class Chaos:
 
     def run(self) -> Report:
         started = time.monotonic()
-        self.broker: BrokerProcess | Replicated
+        self.broker: Single | Replicated
         if self.nodes == 1:
-            self.broker = BrokerProcess(self.place)
+            self.broker = Single(self.place)
         else:
             self.broker = Replicated(self.place, self.nodes, self.rng)
+            self.report.leaders = self.broker.lost
         try:
             with Connection(self.broker.url) as connection:
                 channel = connection.channel()
-                for queue in (*READ, "out"):
+                for queue in ("a", "b", "out"):
                     channel.queue_declare(queue, durable=True)
-                for queue in READ:
+                channel.queue_declare("c", durable=True, arguments={"x-archive": True})
+                for queue in QUEUES:
                     channel.queue_bind(queue, "amq.fanout", "")
             self.publish_and_kill()
             self.check()
+            copies = self.broker.copies()
         finally:
-            if isinstance(self.broker, Replicated):
-                self.broker.close()
-            else:
-                self.broker.kill()
+            self.broker.close()
+        self.report.landed = compare(self.place / "landed", copies, self.report.messages)
         self.report.seconds = time.monotonic() - started
         return self.report
 
@@ -193,7 +262,7 @@ class Chaos:
             publisher = Publisher(self.broker.url, self.report.messages, PAUSE_S * len(self.todo))
             publisher.start()
             # killed in the midst of its very first entry, a checkpoint is refused by Spark itself
-            while not all((self.place / f"checkpoint-{queue}" / "commits" / "0").exists() for queue in READ):
+            while not all((self.place / f"checkpoint-{queue}" / "commits" / "0").exists() for queue in QUEUES):
                 self.wait(0.1)
             for what in self.todo:
                 self.wait(self.rng.uniform(0.2, 2 * PAUSE_S))
@@ -242,20 +311,20 @@ class Chaos:
         with Connection(self.broker.url) as connection:
             channel = connection.channel()
             while True:
-                found = [channel.log_inspect(queue) for queue in READ]
+                found = [channel.log_inspect(queue) for queue in QUEUES]
                 if all(at.settled == at.next for at in found):
                     break
                 if time.monotonic() > deadline:
                     raise RuntimeError(f"not done after {END_S:g} s: {[(at.settled, at.next) for at in found]}")
                 self.wait(0.5)
-            self.report.stored = tuple(at.next for at in found)
+            self.report.stored = [at.next for at in found]
 
     def check(self) -> None:
         report = self.report
         wanted = range(report.messages)
         table = read(self.place / "table", ["body", "offset"])
         rows = Counter(table.column("offset").to_pylist())
-        bodies = {int(json.loads(body)["n"]) for body in table.column("body").to_pylist()}
+        bodies = {number_of(body) for body in table.column("body").to_pylist()}
         report.table_rows = table.num_rows
         report.doubled_in_table = sum(n - 1 for n in rows.values())
         report.lost_in_table = sum(n not in bodies for n in wanted)
@@ -267,17 +336,46 @@ class Chaos:
             for batch in channel.log_batches("out", 0, channel.log_inspect("out").next):
                 for delivery in batch:
                     ids[delivery.properties.message_id or ""] += 1
-                    numbers.add(int(json.loads(delivery.body)["N"]))
+                    numbers.add(number_of(delivery.body))
         report.out_rows = sum(ids.values())
         assert report.out_rows == count
         report.doubled_in_out = sum(n - 1 for n in ids.values())
         report.lost_in_out = sum(n not in numbers for n in wanted)
-        landed = dataset(self.place / "landed").to_table(columns=["n", "_offset"])
-        rows = Counter(landed.column("_offset").to_pylist())
-        bodies = set(landed.column("n").to_pylist())
-        report.landed_rows = landed.num_rows
-        report.doubled_in_landed = sum(n - 1 for n in rows.values())
-        report.lost_in_landed = sum(n not in bodies for n in wanted)
+
+
+def compare(table: Path, directories: Sequence[Path], messages: int) -> Landed:
+    """What was landed, as a reader without Spark sees it, with what was sent, and with the archive of each node."""
+    good = list(rows_of(table, "n", "_offset"))
+    aside = table.with_name(f"{table.name}.bad")
+    bad = [(number_of(body), offset) for body, offset in rows_of(aside, "body", "offset")]
+    landed = {offset: number for number, offset in (*good, *bad)}
+    sent, numbers = set(range(messages)), set(landed.values())
+    found = Landed(len(good), len(bad), archives=len(directories))
+    found.batches = len({file.name.rpartition("-")[0] for file in table.glob("[!_.]*.parquet")})
+    found.doubled = len(good) + len(bad) - len(landed)
+    found.lost, found.invented = len(sent - numbers), len(numbers - sent)
+    for directory in directories:
+        stored = set()
+        for offset, number in archived(directory):
+            stored.add(offset)
+            found.lost += offset not in landed
+            found.reused += landed.get(offset, number) != number
+        found.invented += len(landed.keys() - stored)
+    return found
+
+
+def rows_of(table: Path, *columns: str) -> Iterable[tuple[Any, ...]]:
+    for file in table.glob("[!_.]*.parquet"):
+        part = pq.ParquetFile(file).read(columns=list(columns))
+        yield from zip(*(part.column(name).to_pylist() for name in columns), strict=True)
+
+
+def archived(directory: Path) -> Iterable[tuple[int, int]]:
+    """The offset and the number of each message that a broker's directory has in the archive, or on its way there."""
+    for segment in find(directory):
+        for some, _ in segment_messages(segment, Wanted(0, 1 << 62), None, False):
+            for row, offset in enumerate(some.offsets.tolist()):
+                yield offset, number_of(bytes(some.bodies[some.body_ends[row] : some.body_ends[row + 1]]))
 
 
 def main() -> int:
