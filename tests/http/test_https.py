@@ -6,10 +6,10 @@ import base64
 import contextlib
 import http.client
 import json
+import select
 import shutil
 import socket
 import ssl
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,7 +22,7 @@ from tests.support.certificates import Authority, Pair
 from tests.support.wait import wait_until
 
 LOGIN = {"Authorization": "Basic " + base64.b64encode(b"guest:guest").decode(), "Content-Type": "application/json"}
-HANDSHAKE_S = 1.0
+HANDSHAKE_S = 5.0
 
 
 @pytest.fixture(scope="module")
@@ -100,14 +100,16 @@ def test_peers_that_are_silent_in_a_handshake_hold_up_nobody(broker: kvitto.Brok
     silent = [socket.create_connection(("127.0.0.1", port(broker))) for _ in range(60)]
     for sock in silent[::2]:
         sock.sendall(b"\x16\x03\x01\x02\x00\x01")  # the beginning of a hello
-    began = time.monotonic()
-    assert Https(broker, authority).call("GET", "/api/whoami")[0] == 200
-    assert time.monotonic() - began < HANDSHAKE_S / 2
-    for sock in silent:
-        sock.settimeout(10 * HANDSHAKE_S)
-        with contextlib.suppress(ConnectionResetError):
-            assert sock.recv(1) == b""
-        sock.close()
+    try:
+        assert Https(broker, authority).call("GET", "/api/whoami")[0] == 200
+        assert not select.select(silent, [], [], 0)[0], "the answer came while all of them had time left"
+        for sock in silent:
+            sock.settimeout(10 * HANDSHAKE_S)
+            with contextlib.suppress(ConnectionResetError):
+                assert sock.recv(1) == b""
+    finally:
+        for sock in silent:
+            sock.close()
 
 
 @pytest.mark.parametrize("noise", [b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n", b"\x00" * 100, b"AMQP\x00\x00\x09\x01"])

@@ -63,6 +63,7 @@ class Relay:
                     self.holds.set()
                     await self._free.wait()
                 to_server.write(data)
+        with contextlib.suppress(OSError):  # whether the client has closed its connection, or reset it
             to_server.write_eof()
         await answers
         to_server.close()
