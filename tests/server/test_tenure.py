@@ -11,11 +11,11 @@ from kvitto.cluster.link import Link
 from kvitto.cluster.register import Complaint, Document, Seat, Seen
 from kvitto.server import tenure as module
 from kvitto.server.lease import MARGIN_S
-from kvitto.server.tenure import PROMISE_S, Election, Tenure
+from kvitto.server.tenure import CHANGING_S, PROMISE_S, Election, Tenure
 
 
 class FakeLink:
-    state, replaced, waits = "following", False, False
+    state, replaced, waits, files_done = "following", False, False, 0
 
     def __init__(self, member: str, acknowledged: int) -> None:
         self.member = member
@@ -144,3 +144,39 @@ def test_a_leader_gives_its_seat_up_if_a_member_complains_and_it_is_not_enough_w
     tenure.look(links(**dict.fromkeys(connected, 10)), 0)
     tenure._saw(Seen("r", document, 1, tenure.seat, complaint))
     assert bool(over) == gives_up == tenure.lease.gives_up
+
+
+@pytest.mark.parametrize(
+    ("state", "gives_up"), [("following", True), ("comparing", False), ("copying", False), ("beginning", True)]
+)
+def test_a_member_may_be_silent_while_its_files_are_compared(
+    state: str, gives_up: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    tenure = led("B", "C", minimum=2, silent_s=lambda link: 60.0)
+    tenure._again_at = float("inf")
+    over: list[str] = []
+    tenure.on_end = over.append
+    (link,) = links(B=10)
+    link.state = state
+    tenure.look([link], 0)
+    now += 60.0
+    tenure.look([link], 0)
+    tenure._saw(Seen("r", tenure.membership.document, 1, tenure.seat, COMPLAINS))
+    assert bool(over) == gives_up
+
+
+def test_others_wait_for_a_node_whose_files_are_changed_as_long_as_it_gets_further(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, silent_s = 100.0, 0.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    tenure = led("B", "C", minimum=2, silent_s=lambda link: silent_s)
+    (link,) = links(B=10)
+    link.state, link.files_done = "copying", 1
+    assert tenure._advancing([link], now) == ["B"]
+    now, silent_s = now + CHANGING_S, 2 * CHANGING_S
+    assert tenure._advancing([link], now) == [], "it hangs"
+    link.files_done = 2
+    assert tenure._advancing([link], now) == ["B"]
