@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from kvitto.cluster.register import RegisterError, Seat, seat_from
+from kvitto.cluster.register import Complaint, RegisterError, Seat, complaint_from, seat_from
 
 EARLIER = json.dumps({"member": "m", "process": "p", "address": "a:1", "clients": "c:2"})
 
@@ -29,3 +29,9 @@ def test_an_earlier_kvitto_can_read_a_seat() -> None:
 def test_a_seat_that_something_else_has_written_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(RegisterError, match="cannot be read"):
         seat_from(json.dumps({**json.loads(EARLIER), **wrong}))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[" * 20_000, "[]", "{}", '{"member": 1, "process": "p"}'])
+def test_a_complaint_that_something_else_has_written_is_none(text: str) -> None:
+    assert complaint_from(text) is None
+    assert complaint_from(Complaint("m", "p").encoded()) == Complaint("m", "p")

@@ -359,6 +359,14 @@ def test_with_tls_between_nodes_each_end_reaches_the_other_side(tmp_path: Path, 
         taken.sock.sendall(b"HTTP/1.1 204 No Content\r\n\r\n")
         taken.sock.close()
         assert Taken("", client, None).read(1000).startswith(b"HTTP/1.1 204")
+        client = world.connect(HTTP)
+        client.sendall(b"GET /api/overview HTTP/1.1\r\nHost: x\r\n\r\n")
+        taken = world.leader.next()
+        assert taken.read(3) == b"GET"
+        taken.sock.sendall(b"HTTP/1.1 204 No Content\r\n\r\n")
+        assert client.recv(100).startswith(b"HTTP/1.1 204")
+        client.close()
+        assert taken.read(1 << 20).endswith(b"\r\n\r\n"), "who has got an answer and closes is gone at once"
         wait_until(lambda: not world.front.connections, what="nothing is left of them")
     finally:
         world.close()

@@ -192,7 +192,7 @@ def complaint_from(text: str) -> Complaint | None:
     try:
         found = as_object(text)
         return Complaint(_text(found, "member"), _text(found, "process"))
-    except (RegisterError, KeyError, TypeError):
+    except (RegisterError, KeyError, TypeError, RecursionError):
         return None
 
 

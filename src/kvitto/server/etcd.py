@@ -143,7 +143,7 @@ class Etcd:
                 document=decoded(_plain(document["value"])) if document else None,
                 version=int(document.get("mod_revision", 0)),
                 seat=seat_from(_plain(leader["value"])) if leader else None,
-                complaint=complaint_from(_plain(complaint["value"])) if complaint else None,
+                complaint=complaint_from(_plain(complaint.get("value", ""))),
             )
 
     def create(self, document: Document) -> bool:

@@ -50,7 +50,7 @@ FILES = LINKS_MAX + BEGINNERS_MAX + 8 * ACCEPTED_AT_ONCE
 READ_BYTES = 64 << 10
 BUFFER_BYTES = 1 << 20
 HANDSHAKE_S = 10.0
-SILENCE_MS = 60_000
+SILENCE_MS = 15_000
 """A connection whose peer has acknowledged nothing that was sent for so long is broken."""
 TIME_S = 0.25
 SHOW_S = 60.0

@@ -56,6 +56,8 @@ class Pair:
         self._last: asyncio.TimerHandle | None = None
         self._looking: dict[End, asyncio.TimerHandle] = {}
         self._over = False
+        self.latest: End | None = None
+        """The end from which something has come last. If that is the client, it may still get an answer."""
         self.client, self.leader = End(self, box), End(self, box)
         self.client.other, self.leader.other = self.leader, self.client
 
@@ -73,6 +75,7 @@ class Pair:
         if self._over:
             self.end()
         elif first:
+            self.latest = self.client
             self.leader.transport.write(first)
         self.client.go()
         self.leader.go()
@@ -103,9 +106,9 @@ class Pair:
             return
         if not end.other.encrypted:
             end.other.transport.write_eof()
-        elif not (self._answered and end is self.client):  # with asyncio's TLS no side can end alone
+        elif not (self._answered and self.latest is self.client):  # with asyncio's TLS no side can end alone
             end.other.transport.close()
-        if end is self.leader:
+        if end is self.leader or end.other.encrypted:
             self._last = self._loop.call_later(LINGER_S, self.end)
 
     def paused(self, end: End) -> None:
@@ -171,6 +174,7 @@ class End(asyncio.BufferedProtocol):
         return self._box
 
     def buffer_updated(self, count: int) -> None:
+        self._pair.latest = self
         self.other.transport.write(bytes(self._box[:count]))
 
     def pause_writing(self) -> None:

@@ -111,7 +111,8 @@ class Tenure:
         """Called when the register says that this node leads no more."""
 
     def begin(self) -> None:
-        """Begin to look whether the seat is still this node's. The loop calls this."""
+        """Begin to look whether the seat is still this node's, now that followers can connect. The loop calls this."""
+        self._began = time.monotonic()
         loop = asyncio.get_running_loop()
 
         def seen(found: Seen) -> None:
@@ -237,12 +238,12 @@ class Tenure:
             self.on_end(f"too few nodes reach this one, and node {complaint.member[:8]} is alive and may lead")
 
     def _cannot_go_on_without(self, member: str) -> bool:
-        """Return whether nothing is confirmed as long as this member is away, which it has been for SILENT_S."""
+        """Return whether nothing is confirmed as long as this member is away. It has had SILENT_S at least to find this leader."""
         if member not in self.membership.document.members or member in self._connected:
             return False
-        now = time.monotonic()
-        late = {missing for missing, since in self._missing.items() if now - since >= SILENT_S}
-        return member in late and 1 + len(self.membership.waits - late) < self.membership.minimum
+        if member not in self._missing or time.monotonic() - self._began < SILENT_S:
+            return False
+        return 1 + len(self.membership.waits - self._missing.keys()) < self.membership.minimum
 
     def _end_if_over(self) -> None:
         if self.membership.why_over:
