@@ -367,6 +367,7 @@ def test_with_tls_between_nodes_each_end_reaches_the_other_side(tmp_path: Path, 
         assert client.recv(100).startswith(b"HTTP/1.1 204")
         client.close()
         assert taken.read(1 << 20).endswith(b"\r\n\r\n"), "who has got an answer and closes is gone at once"
+        taken.sock.close()
         wait_until(lambda: not world.front.connections, what="nothing is left of them")
     finally:
         world.close()
