@@ -155,16 +155,22 @@ class Undecided(Cluster):
         return self.now
 
 
+def led_by_one_of_two(place: Path) -> tuple[Undecided, Run]:
+    """A cluster whose first node leads, and a run whose load has been sent there."""
+    cluster = Undecided(place, [Named(place / name) for name in ("one", "other")], None)
+    run = Run(cluster, Wanted((), 1), "", lambda text: None)
+    cluster.now = cluster.nodes[0]
+    assert cluster.look() and cluster.uri == cluster.nodes[0].uri
+    run._aim()
+    return cluster, run
+
+
 def test_the_load_follows_a_leader_that_gives_up_when_the_fault_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its lease had not been renewed in time. The run waited for two minutes, and broke off."""
     monkeypatch.setattr("kvitto.torture.run.LOOK_S", 0.0)
-    cluster = Undecided(tmp_path, [Named(tmp_path / name) for name in ("one", "other")], None)
-    run = Run(cluster, Wanted((), 1), "", lambda text: None)
-    cluster.now = cluster.nodes[0]
-    assert cluster.look() and cluster.uri == cluster.nodes[0].uri
-    run._aim()
+    cluster, run = led_by_one_of_two(tmp_path)
     cluster.now = cluster.nodes[1]
     run._alive()
     assert run.target.uri.startswith("amqp://other/") and cluster.leader is cluster.nodes[1]
@@ -179,11 +185,7 @@ def test_the_load_goes_on_when_a_node_leads_while_a_fault_lasts(
 ) -> None:
     """The leader was killed: nobody has to serve clients before the other fault is over, and somebody may."""
     monkeypatch.setattr("kvitto.torture.run.LOOK_S", 0.0)
-    cluster = Undecided(tmp_path, [Named(tmp_path / name) for name in ("one", "other")], None)
-    run = Run(cluster, Wanted((), 1), "", lambda text: None)
-    cluster.now = cluster.nodes[0]
-    assert cluster.look()
-    run._aim()
+    cluster, run = led_by_one_of_two(tmp_path)
     run.down()
     cluster.now = None
     run._alive()

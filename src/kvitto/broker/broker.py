@@ -51,9 +51,9 @@ from kvitto.wire.properties import edit_headers, join, split
 log = logging.getLogger("kvitto.broker")
 
 LOOKED_AT_FIRST = 32
-"""This many queues have looked at their first message when a start ends."""
+"""So many queues look at their first message before the start ends."""
 LOOKED_AT_ONCE = 16
-"""Of the others so many do so in one turn."""
+"""So many of the other queues look at their first message in one turn."""
 
 Direct = tuple[Queue, bytes, bytes, bytes | Buf, int, int]
 """A message for a queue: key, props, body, time to live in ms (-1: none), flags."""
@@ -279,10 +279,10 @@ class Broker(Turning):
             turns = self.turns
             while turns == self.turns:
                 yield  # several pieces of a job may run before a turn
+            if self.jobs.waiting:  # another job may be reading messages of these queues
+                continue
             for queue in some:
-                if (
-                    not queue.deleted and not queue.consumers and not self.jobs.waiting
-                ):  # else somebody may be reading there
+                if not queue.deleted and not queue.consumers:
                     queue.release_windows()
 
     # -- definitions -----------------------------------------------------------------------------------------

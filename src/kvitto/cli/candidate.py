@@ -63,7 +63,7 @@ AGAIN_SILENCE_S = 1.0
 COMPLAIN_S = 3.0
 """A member that has not reached the leader for this time says so in the register, where the leader sees it."""
 COMPLAINT_TTL_S = 3
-"""It says so again with each attempt, so a complaint goes soon when the leader is heard again."""
+"""A complaint ends after this time. It is written again with each attempt that fails, and not when the leader is heard again."""
 WATCH_S = 1.0
 """A follower asks the register this often whether its leader still leads."""
 REST_S = 0.2
@@ -72,9 +72,9 @@ DEFER_S = 2.0
 """If an operator has chosen another node as the next leader, this node waits this long before it tries to lead."""
 AGAIN_MAX_S = 1.0
 ANEW = "KVITTO_BEGUN_ANEW"
-"""The variable in the environment by which a process that has led says so to itself behind `exec`."""
+"""The environment variable by which a process that has led tells the process that `exec` makes of it."""
 LOW_S = 2.0
-"""A node with little room on its disk tries to lead if nobody has led for this time. Its publishers would be blocked."""
+"""A node with little free space tries to lead only if nobody has led for this time, because its publishers would be blocked."""
 DAMAGED_S = 10.0
 """A node with damaged files tries to lead if nobody has led for this time: the others may have damage, too, or be lost."""
 
@@ -116,8 +116,7 @@ def run_node(config: Config, lead: Callable[[Election], int]) -> int:
     except Damaged as error:
         resign(election, disk, str(error))
         begin_anew()
-    except Deposed as error:
-        log.info("this node begins anew: %s", error)
+    except Deposed:
         if election.lease.gives_up:
             election.lease.stop(give_up=True)
         begin_anew()
@@ -181,9 +180,9 @@ class Candidate:
         """The last leader's process that is known to have ended."""
         self._heard_at = boottime()
         self._tried = ""
-        """The last leader's process that this node has tried to reach."""
-        self._began_at = self._in_touch_at = boottime()
-        """When the present attempt began, and when the leader was last heard, or what had come from it was last worked on."""
+        """The leader's process that this node has tried to reach last."""
+        self._in_touch_at = boottime()
+        """The time at which this node has last heard the leader or worked on what it had sent; before that, of the first attempt."""
         self._is_anew = bool(os.environ.pop(ANEW, ""))
         """Whether this process has led before: then others are to lead first."""
         self._promised_until = self._heard_at + PROMISE_S
@@ -369,7 +368,8 @@ class Candidate:
         follower.turn_to(seat.address)
         watch, why, before, starts, full = None, "", follower.place, False, False
         silence = AGAIN_SILENCE_S if self._followed == seat.process else SILENCE_S
-        self._began_at = boottime()
+        if seat.process != self._tried:
+            self._tried, self._in_touch_at = seat.process, boottime()
         try:
             with connected(address(seat.address), AGAIN_SILENCE_S, self._tls, silence) as sock:
                 watch = Watch(self._register, seat, sock, self._silent_s, self._watched)
@@ -430,15 +430,13 @@ class Candidate:
             self._document = seen.document
 
     def _complain(self, seat: Seat) -> None:
-        """Say in the register that this node does not reach the leader, if it could lead itself. Called behind an attempt that has failed.
+        """Write into the register that this node does not reach the leader, if it could lead itself. It is called when an attempt failed.
 
         A leader that cannot confirm anything without this node gives its seat up then: it may be cut off from the others, or give them a
         wrong address (`Tenure`). The time in which this node was busy with what had come is not the leader's.
         """
-        document, me, now = self._document, self.member.member, boottime()
-        if seat.process != self._tried:
-            self._tried, self._in_touch_at = seat.process, max(self._in_touch_at, self._began_at)
-        if document is None or me not in document.members or now - self._in_touch_at < COMPLAIN_S:
+        document, me = self._document, self.member.member
+        if document is None or me not in document.members or boottime() - self._in_touch_at < COMPLAIN_S:
             return
         if self._follower is not None and self._follower.damage:
             return
@@ -506,8 +504,10 @@ class Candidate:
         return ""
 
     def _led_last(self, document: Document) -> bool:
-        """Return whether this directory is the last leader's, which has ended in order. So it has promised nothing to anybody, and nothing
-        has to be flagged if it leads on."""
+        """Return whether this directory was the last leader's, and that leader has ended in order.
+
+        Such a node has promised nothing to anybody, and has nothing to flag if it leads again.
+        """
         return (
             not self._is_anew and document.leader == self.member.member and ended_in_order(self._disk, document.epoch)
         )

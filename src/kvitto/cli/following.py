@@ -37,7 +37,7 @@ SILENCE_S = 15.0
 """A leader says four times a second that it is there."""
 AGAIN_S, AGAIN_MAX_S = 0.1, 5.0
 REFUSED_S = 15.0
-"""A node that is refused, and perhaps would not be some seconds later, tries for this time."""
+"""A node that is refused for a reason that may pass tries again for this time before it ends."""
 
 
 class Stopped(BaseException):

@@ -130,7 +130,7 @@ class Reading:
         self._path = path
         self._length = length
         self._rest = b""
-        """The bytes that have come since the last whole batch."""
+        """The bytes behind the last whole batch that has been counted."""
         self._begun = False
         self._over = not is_segment(path)
         """Whether no batch follows, only room."""
@@ -189,7 +189,7 @@ def count_whole(path: str, segment: Segment, data: bytes, at: int) -> int:
 
 
 def count(path: str, segment: Segment, data: bytes, at: int) -> None:
-    """Verify and count a batch that is the next one of its segment, and begins at `at` in `data`. Raises StreamError."""
+    """Verify and count the batch that begins at `at` in `data`. It has to be the next one of its segment. Raises StreamError."""
     head = BatchHeader(data, at)
     if not valid_at(data, at, head, segment.salt) or head.first < segment.end:
         raise StreamError(f"a batch of {path} at {segment.size} that does not fit its checksum")

@@ -36,7 +36,7 @@ LEADER, FOLLOWER = b"leader", b"follower"
 class Refused(Exception):
     """One side ends the connection until an operator has done something; the text says what.
 
-    `again`: perhaps it accepts the other one some seconds later.
+    `again`: the reason may pass by itself within some seconds.
     """
 
     def __init__(self, text: str, again: bool = False) -> None:

@@ -287,7 +287,7 @@ class Link:
         return self._records() if self._streaming else b""
 
     def beat(self) -> None:
-        """Show a follower whose directory may not be changed yet that the leader is there."""
+        """Send a sign of life to a follower that waits until its directory may be changed."""
         if self.waits and not self._out:
             self._out.append(self._frames.encode(Kind.ALIVE))
 

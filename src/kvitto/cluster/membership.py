@@ -23,7 +23,7 @@ class Membership:
         self.why_over = ""
         """Why this node leads no more, as the register says."""
         self._cut: set[str] = set()
-        """Those that were removed so that their directories may be changed, and have not been in sync since."""
+        """The members that were removed so that their directories may be changed, and that have not been in sync since then."""
         self._asked: Document | None = None
         """What the register has been asked for. There is one request at a time."""
         self._settled = True
@@ -62,7 +62,7 @@ class Membership:
         `synced`: the followers that have all that was confirmed and all that there was at the election, and get everything since (R6).
         `lost`: those that do not answer. They stay members if there would be too few: then nothing is confirmed anyway, and they may be
         elected. `cut`: those whose directories have to be changed in other ways than the stream does, so that they may not (R7).
-        `connected`: those whose connection goes on, and lately has got further.
+        `connected`: the nodes whose connections are open and have made progress lately.
         """
         if self._asked is not None or self.why_over:
             return None
@@ -83,8 +83,8 @@ class Membership:
     def _at_once(self, cut: Collection[str], members: set[str], connected: Collection[str]) -> set[str]:
         """Return those of `cut` that are removed now.
 
-        If fewer than the minimum could lead meanwhile, one is removed, and the others wait until that one is in sync again, or gone. After
-        a power cut of all nodes each of them has to be changed.
+        After a power cut all directories but the leader's have to be changed. As long as fewer members than the minimum would be left, only
+        one is removed at a time: the next one waits until that one is in sync again, or its connection has ended.
         """
         changing = (self._cut & set(connected)) - members
         most = max(len(members) - self.minimum, 0 if changing else 1)

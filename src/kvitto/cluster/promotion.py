@@ -89,7 +89,7 @@ def begin_epoch(disk: Disk, epoch: int, in_order: bool) -> None:
 
 
 def ended_in_order(disk: Disk, epoch: int) -> bool:
-    """Return whether this directory has led in this epoch, or was elected to, and was left in order since: it is as it was then."""
+    """Return whether this directory was elected in this epoch, and the last process that used it has ended in order."""
     if disk.exists(paths.FOLLOWS) or not disk.exists(paths.BOOT):
         return False
     return epoch_of(read_history(disk)) == epoch and how_it_ended(disk).in_order

@@ -85,7 +85,7 @@ class Seat:
 
 @dataclass(frozen=True)
 class Complaint:
-    """A member says that it follows this leader's process, and has heard nothing from it for some seconds."""
+    """A member's statement that it does not reach the leader's process."""
 
     member: str
     process: str
@@ -105,7 +105,7 @@ class Seen:
     """The version of the document, which each change makes another one."""
     seat: Seat | None
     complaint: Complaint | None = None
-    """The last complaint of the last seconds. Nothing that was confirmed depends on it."""
+    """The latest complaint, if it has not ended yet. Nothing that was confirmed depends on it."""
 
 
 class Register(Protocol):
@@ -130,7 +130,7 @@ class Register(Protocol):
         ...
 
     def complain(self, complaint: Complaint, lease: str) -> None:
-        """Write a complaint, in the place of an earlier one. It goes with this lease."""
+        """Write a complaint over an earlier one. It is removed when this lease ends."""
         ...
 
     def grant(self, seconds: int) -> str:
@@ -188,7 +188,7 @@ def seat_from(text: str) -> Seat:
 
 
 def complaint_from(text: str) -> Complaint | None:
-    """Return a complaint from its text; None if there is none that this Kvitto understands, since it is only a hint."""
+    """Return a complaint from its text. A text that cannot be read is no error, because a complaint is only a hint: the result is None."""
     try:
         found = as_object(text)
         return Complaint(_text(found, "member"), _text(found, "process"))

@@ -32,7 +32,8 @@ class Tap(Protocol):
 
 class Ring:
     def __init__(self, most: int = RING_BYTES, first: int = 0, tell: int = TELL_BYTES) -> None:
-        """It keeps up to `most` bytes. Its first record has the place `first`. Up to `tell` bytes wait for a sync point to be sent with."""
+        """`most`: the bytes of records that are kept. `first`: the place of the first record. `tell`: if more bytes than this have come
+        since the last sync point, followers are sent them without waiting for the next one."""
         self.first = first
         """The place of the oldest record that the ring still has."""
         self.next = first

@@ -59,20 +59,20 @@ class Following:
 
 
 def is_whole(entry: str) -> bool:
-    """Return whether an entry of a history can be what was written."""
+    """Return whether an entry of a history has the right form, and the checksum of its text if it has one."""
     if (checked := CHECKED.fullmatch(entry)) is not None:
         return int(checked[2], 16) == zlib.crc32(checked[1].encode())
     return EARLIER.fullmatch(entry) is not None
 
 
 def new_entry(epoch: int | None = None) -> str:
-    """Return a new entry for the history of a directory. `epoch`: in which it was elected, None: it was not elected."""
+    """Return a new entry for the history of a directory. `epoch`: that of its election, None if it begins to lead without one."""
     text = f"{'' if epoch is None else f'{epoch}:'}k{secrets.token_hex(12)}"
     return f"{text}{zlib.crc32(text.encode()):08x}"
 
 
 def read_history(disk: Disk) -> list[str]:
-    """Return the history of a directory, [] if it has none. Raises StoreError if it cannot be read."""
+    """Return the history of a directory, or [] if there is none. Raises StoreError if it cannot be read."""
     if not disk.exists(paths.HISTORY):
         return []
     *found, end = disk.read_file(paths.HISTORY).decode("ascii", "replace").split("\n")

@@ -226,6 +226,7 @@ class Followers:
             if (error := failed()) is not None:
                 raise error
             if self.why_over:
+                log.warning("this node leads no more: %s", self.why_over)
                 raise Deposed(self.why_over)
             if self.tenure is not None:
                 self._look_at_members()

@@ -37,7 +37,7 @@ REACH_AT_ONCE = 4
 """The number of connections that a node begins at one time."""
 CLOSE_S = 5.0
 HEADS_MAX = 256
-"""The heads of at most this many HTTP requests are read at one time, because they are kept in memory."""
+"""At most this many heads of HTTP requests are read at the same time, because each of them is kept in memory."""
 OWN_ANSWERS = 32
 """Clients of AMQP leave room for this many HTTP connections, so that the node itself can still be asked how it is."""
 
@@ -50,7 +50,7 @@ class Own(Protocol):
         ...
 
     async def refuse(self, sock: socket.socket, why: str, begun: bytes) -> None:
-        """Answer an HTTP connection that cannot be passed on, and begins like this."""
+        """Answer a client of HTTP whose connection cannot be passed on. `begun`: what the client has sent so far."""
         ...
 
 
@@ -170,8 +170,10 @@ class Front:
         self.ports[service] = await acceptor.listen(hosts, port)
 
     def _has_room(self, reserve: int) -> bool:
-        """Return whether there are descriptors for one more client: its own, and that of the connection to the leader. So many are left for
-        others."""
+        """Return whether there are descriptors for one more client: its own, and that of the connection to the leader.
+
+        `reserve`: the number of clients for which there has to be room besides.
+        """
         room = (open_files_max() - files_reserve()) // 2 - reserve
         found = len(self._pairs) + len(self._clients) < room
         self.refused += not found
@@ -237,7 +239,7 @@ class Front:
             self._heads.pop(task, None)
 
     async def reach(self, client: Client) -> tuple[Seat, Side]:
-        """Return the leader and a connection to it that belongs to this client, which TLS has still to begin on if `Side.tls` says so.
+        """Return the leader, and a connection to it that belongs to this client. If `Side.tls` is set a TLS handshake has to come first.
 
         Raises Unreached.
         """
@@ -263,7 +265,7 @@ class Front:
                 sock.close()
 
     async def _begin(self, sock: socket.socket, client: Client) -> bool:
-        """Have the leader take a connection. Return whether TLS begins on it now. Raises StreamError, Refused or OSError."""
+        """Ask the leader to take a connection over. Return whether a TLS handshake comes next. Raises StreamError, Refused or OSError."""
         passing = Passing(self._key, self.cluster, client)
         read = partial(self._loop.sock_recv, sock)
         try:

@@ -17,7 +17,7 @@ from typing import Any
 from kvitto.server.listening import without_delay
 
 BUFFER_BYTES = 64 << 10
-"""A connection has at most this many bytes in memory in each direction while its peer does not read; the other one is not read then."""
+"""A connection whose peer does not read has at most this many bytes in memory. The other connection of the pair is not read meanwhile."""
 LINGER_S = 30.0
 """When the leader has closed its side, a client gets this much time to read what is left."""
 LOOK_S = 5.0
@@ -26,7 +26,7 @@ HANDSHAKE_S = 5
 
 
 class Encryption(SSLProtocol):
-    """asyncio's TLS, whose buffer of 256 KiB for each connection would be most of what a client costs."""
+    """asyncio's TLS with a smaller buffer: its own takes 256 KiB for each connection, more than all else that a client needs."""
 
     max_size = 16 << 10
 
@@ -37,18 +37,20 @@ class Side:
 
     sock: socket.socket
     tls: ssl.SSLContext | None = None
-    """With what a TLS handshake begins, None for a connection without TLS of this node's."""
+    """The context for the TLS handshake, None if this node does not encrypt the connection."""
     host: str = ""
     """The host that the other side's certificate has to name, "" if this side is the server."""
 
 
 class Pair:
-    """A client's connection, and the connection to the leader over which its bytes are passed on. At the leader with TLS between nodes: the
-    connection of the node, and a socket for what serves the client."""
+    """A client's connection, and the connection to the leader over which its bytes are passed on.
+
+    At a leader with TLS between nodes these are the connection from the other node, and a socket that belongs to what serves the client.
+    """
 
     def __init__(self, pairs: dict[Pair, None], box: memoryview, about: object = None, answered: bool = False) -> None:
         """`pairs`: all that exist; this one is among them until it has ended. `box`: memory for BUFFER_BYTES, which all connections share.
-        `about`: what the owner of `pairs` wants to know of it. `answered`: an answer comes even if the client sends nothing more."""
+        `about`: a value of the owner of `pairs`. `answered`: the leader may still answer when the client sends nothing more."""
         self.about = about
         self._pairs = pairs
         self._answered = answered
@@ -57,7 +59,7 @@ class Pair:
         self._looking: dict[End, asyncio.TimerHandle] = {}
         self._over = False
         self.latest: End | None = None
-        """The end from which something has come last. If that is the client, it may still get an answer."""
+        """The end that has sent bytes last. If that is the client, the leader may owe it an answer."""
         self.client, self.leader = End(self, box), End(self, box)
         self.client.other, self.leader.other = self.leader, self.client
 

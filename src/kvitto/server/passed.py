@@ -73,11 +73,11 @@ class PassedOn:
 
     @property
     def more_files(self) -> int:
-        """The number of descriptors that clients need here beside one each."""
+        """The number of descriptors that encrypted clients need here in addition to one for each client."""
         return 2 * len(self._pairs)
 
     async def _decrypt(self, sock: socket.socket, client: Client, take: Take) -> None:
-        """Let a socket of this process stand for a client whose bytes another node encrypts.
+        """Begin TLS with the node that encrypts a client's bytes. Then let a socket of this process, which gets them decrypted, stand for it.
 
         What serves clients knows nothing of this TLS, and so does not take the node's certificate for the client's.
         """
@@ -88,18 +88,16 @@ class PassedOn:
         try:
             await pair.reach(Side(ours))
             await pair.begin(Side(sock, self._tls.leading))
-        except OSError as error:
+        except BaseException as error:
             theirs.close()
             sock.close()
-            # the node, or its client, may have gone meanwhile
+            if not isinstance(error, OSError):
+                raise
+            # A connection that the node closes is no error: its client may have closed its own one meanwhile.
             level = logging.DEBUG if isinstance(error, ConnectionError) else logging.WARNING
             log.log(level, "%s:%d: its node is not accepted: %s", *client.address, why_not_follower(error))
-            return
-        except BaseException:
-            theirs.close()
-            sock.close()
-            raise
-        take(theirs, client.address)
+        else:
+            take(theirs, client.address)
 
     @staticmethod
     def _detached(writer: asyncio.StreamWriter) -> socket.socket:

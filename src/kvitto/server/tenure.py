@@ -33,7 +33,7 @@ START_GRACE_S = 1.0
 SILENT_S = 3.0
 """A member is removed if it has acknowledged nothing for this time. A member that works acknowledges something four times a second."""
 CHANGING_S = 30.0
-"""Others wait for a follower whose files are changed until nothing has happened to them for this time."""
+"""While the files of one member are changed other members wait. They wait no longer if it has made no progress for this time."""
 UNFINISHED = ("comparing", "copying")
 """The states of a link while files are compared."""
 AGAIN_S = 0.5
@@ -93,7 +93,7 @@ class Tenure:
         self._missing: dict[str, float] = {}
         """The time at which each missing member was first found to be missing."""
         self._connected: set[str] = set()
-        """The nodes that reach this one: they have sent something within SILENT_S, or their files are compared, when they may be silent."""
+        """The nodes that reach this one. Each has sent something within SILENT_S, or its files are compared, and then it may be silent."""
         self._progress: dict[str, tuple[object, float]] = {}
         """How far the comparison of each node's files has got, and since when."""
         self._acknowledged: dict[str, tuple[int, float]] = {}
@@ -161,7 +161,7 @@ class Tenure:
             asked.add_done_callback(self._answered)
 
     def _advancing(self, links: Iterable[Link], now: float) -> list[str]:
-        """Return the nodes of which something has come, or whose comparison has got further, within CHANGING_S."""
+        """Return the nodes that have sent something, or whose comparison has made progress, within CHANGING_S."""
         found = []
         for link in links:
             at = link.state, link.files_done, link.acknowledged
@@ -238,7 +238,7 @@ class Tenure:
             self.on_end(f"too few nodes reach this one, and node {complaint.member[:8]} is alive and may lead")
 
     def _cannot_go_on_without(self, member: str) -> bool:
-        """Return whether nothing is confirmed as long as this member is away. It has had SILENT_S at least to find this leader."""
+        """Return whether nothing can be confirmed without this member, although it has had SILENT_S or more to connect."""
         if member not in self.membership.document.members or member in self._connected:
             return False
         if member not in self._missing or time.monotonic() - self._began < SILENT_S:

@@ -26,7 +26,7 @@ def follower_kill(run: Run, fault: plan.Fault) -> None:
 def meanwhile(run: Run, fault: plan.Meanwhile) -> None:
     """Make a short fault while another one lasts. It always hits a node, so that the plan alone says how many faults there are.
 
-    No node may serve clients after that until the lasting fault is over: its followers may be cut off, or etcd stand still."""
+    Perhaps no node serves clients before the lasting fault is over, because followers are cut off or etcd stands still."""
     cluster, rng = kvitto_of(run), random.Random(fault.seed)
     cluster.revive()
     in_order = fault.kind == plan.RESTART

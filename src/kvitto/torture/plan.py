@@ -95,7 +95,7 @@ class Fault:
     """What hits while it lasts, in this order."""
 
     def within(self, most: int) -> Fault:
-        """Return this fault with so few others that they are at most so many together."""
+        """Return this fault with fewer others, so that there are at most `most` faults together."""
         return replace(self, meanwhile=self.meanwhile[: most - 1])
 
     def killed_starts(self) -> list[tuple[float, bool]]:
@@ -113,7 +113,9 @@ def default_of_nodes(others: tuple[str, ...]) -> tuple[str, ...]:
 def fault(
     seed: int, cycle: int, kinds: tuple[str, ...], gap_s: float = 0.0, nodes: bool = False, overlap: bool = False
 ) -> Fault:
-    """Return the fault of one cycle. With `gap_s` there is load for about this time before it. `nodes`: whether a cluster is tortured.
+    """Return the fault of one cycle.
+
+    `gap_s`: about how long the load runs before it; with 0 it is up to LIFE_S. `nodes`: whether a cluster is tortured.
     `overlap`: whether the short ones of these kinds also hit while another fault lasts."""
     rng = random.Random(f"{seed}/{cycle}")
     kind = rng.choice(kinds)
