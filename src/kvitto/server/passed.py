@@ -77,7 +77,7 @@ class PassedOn:
         return 2 * len(self._pairs)
 
     async def _decrypt(self, sock: socket.socket, client: Client, take: Take) -> None:
-        """Begin TLS with the node that encrypts a client's bytes. Then let a socket of this process, which gets them decrypted, stand for it.
+        """Begin TLS with the node that encrypts a client's bytes. Then a socket of this process that gets them decrypted stands for it.
 
         What serves clients knows nothing of this TLS, and so does not take the node's certificate for the client's.
         """
