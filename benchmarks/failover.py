@@ -1,11 +1,14 @@
 """How long a cluster confirms nothing when its leader is lost, with much that waits.
 
-    python -m benchmarks.failover [--nodes 3] [--gb 10] [--queues 1000] [--times 5] [--place DIR]
+    python -m benchmarks.failover [--nodes 3] [--gb 10] [--queues 1000] [--times 5] [--network] [--place DIR]
 
 Nodes and an etcd run on this machine (`kvitto torture --nodes` uses the same), so all directories are on one disk and all processes share
 its cores. `--gb` of durable messages of 100 KB wait in `--queues` queues. A probe for each node publishes one message after the other to
 it. Then the leader is killed, stands still, or is ended in order, `--times` times each; the time is from that moment to the first confirm
 by another node that leads. All nodes are in sync again before the next one.
+
+With `--network` each node, etcd and the probes are on hosts of their own, in network namespaces, and the leader is also cut off from its
+followers only, and from everything: like a machine without power it answers nobody, and resets no connection. That needs root.
 """
 
 from __future__ import annotations
@@ -16,14 +19,15 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from kvitto.base.table import table
 from kvitto.client import AMQPError, Connection, Properties
 from kvitto.server.etcd import Etcd
-from kvitto.torture.cluster import KvittoCluster, Member
+from kvitto.torture import network
+from kvitto.torture.cluster import KvittoCluster, Member, hosts_of
 
 PLACE = Path(__file__).resolve().parent.parent / "build" / "bench" / "failover"
 BODY = bytes(100_000)
@@ -103,13 +107,34 @@ def parser_for(name: str, text: str, place: Path) -> argparse.ArgumentParser:
     return parser
 
 
+def ways_of(cluster: KvittoCluster) -> dict[str, Callable[[], object]]:
+    """Return what can be done to the leader of a cluster."""
+    ways: dict[str, Callable[[], object]] = {"kill -9": cluster.kill, "SIGSTOP": cluster.pause, "SIGTERM": cluster.stop}
+    links = cluster.network
+    if links is not None:
+
+        def cut_from(others: Iterable[str]) -> None:
+            leader = cluster.host(cluster.leader)
+            links.cut([leader], [host for host in others if host != leader])
+
+        ways["cut from its followers"] = lambda: cut_from(map(cluster.host, cluster.nodes))
+        ways["cut from everything"] = lambda: cut_from(links.hosts)
+    return ways
+
+
 def main(arguments: Sequence[str]) -> int:
     parser = parser_for("failover", __doc__, PLACE)
     parser.add_argument("--times", type=int, default=5)
+    parser.add_argument("--network", action="store_true")
     options = parser.parse_args(arguments)
+    if options.network:
+        if why := network.refusal():
+            parser.error(f"--network: {why}")
+        network.set_apart()  # before there is any thread
     shutil.rmtree(options.place, ignore_errors=True)
-    cluster = KvittoCluster(options.place, options.nodes)
-    ways: dict[str, Callable[[], object]] = {"kill -9": cluster.kill, "SIGSTOP": cluster.pause, "SIGTERM": cluster.stop}
+    links = network.Network(hosts_of(options.nodes)) if options.network else None
+    cluster = KvittoCluster(options.place, options.nodes, network=links)
+    ways = ways_of(cluster)
     found: dict[str, list[float]] = {way: [] for way in ways}
     probes: list[Probe] = []
     try:
