@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from kvitto.base.config import ConfigError
-from kvitto.cluster.register import Complaint, Document, RegisterError, Seat, Unanswered
+from kvitto.cluster.register import Complaint, Document, NotAllowed, RegisterError, Seat, Unanswered
 from kvitto.server import etcd as module
-from kvitto.server.etcd import Etcd
+from kvitto.server.etcd import ANSWER_BYTES_MAX, Etcd
+from kvitto.server.lease import Lease
 from tests.support.etcd import FakeEtcd, RealEtcd, free_port, real_etcd
 from tests.support.wait import wait_until
 
@@ -89,6 +91,58 @@ def test_a_complaint_takes_the_place_of_an_earlier_one_and_goes_with_its_lease(r
     assert register.read().complaint == Complaint("C", "p")
     register.revoke(second)
     assert register.read().complaint is None
+
+
+LARGE = base64.b64encode(b"x" * (ANSWER_BYTES_MAX + 1)).decode()
+
+
+def spoil(register: Etcd, key: str) -> None:
+    """Write more under a key than Kvitto ever does."""
+    put = {"key": base64.b64encode(key.encode()).decode(), "value": LARGE}
+    register._call("/v3/kv/txn", {"success": [{"requestPut": put}]})
+
+
+def test_a_complaint_that_is_too_large_is_none(register: Etcd) -> None:
+    """A leader would not know any more whether the seat is still its own, and who was elected."""
+    register.create(FIRST)
+    version = register.elect(FIRST.elected("A"), register.read().version, SEAT, register.grant(5), None)
+    spoil(register, "kvitto/test/complaint")
+    seen = register.read()
+    assert (seen.document, seen.version, seen.seat) == (FIRST.elected("A"), version, SEAT)
+    assert seen.complaint is None
+    register.complain(Complaint("B", "p"), register.grant(5))
+    assert register.read().complaint == Complaint("B", "p")
+
+
+@pytest.mark.parametrize("key", ["kvitto/test/document", "kvitto/test/leader"])
+def test_a_key_that_is_too_large_is_named(register: Etcd, key: str) -> None:
+    """Nodes try again, as if etcd were away: an operator has to mend it."""
+    register.create(FIRST)
+    register.elect(FIRST.elected("A"), register.read().version, SEAT, register.grant(5), None)
+    spoil(register, key)
+    spoil(register, "kvitto/test/complaint")
+    with pytest.raises(NotAllowed, match=f"the key {key} holds .* than 1 MiB.*: `etcdctl del {key}`; "):
+        register.read()
+
+
+def test_a_leader_takes_its_seat_again_if_an_operator_has_removed_it() -> None:
+    """Its lease is renewed meanwhile, so nobody else was elected."""
+    with FakeEnd(FakeEtcd()) as server:
+        register = Etcd([server.url], "test")
+        register.create(FIRST)
+        lease = register.grant(5)
+        version = register.elect(FIRST.elected("A"), register.read().version, SEAT, lease, None)
+        assert version is not None
+        held = Lease(register, SEAT, lease, 0.0)
+        held.version = lambda: version
+        try:
+            spoil(register, "kvitto/test/leader")
+            wait_until(lambda: "kvitto/test/leader" in held._said, what="the key is named")
+            del server.kept[base64.b64encode(b"kvitto/test/leader").decode()]
+            wait_until(lambda: register.read().seat == SEAT, what="the seat is its own again")
+        finally:
+            held.stop(give_up=True)
+        assert register.read().seat is None
 
 
 def test_what_is_not_answered_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,7 @@ CALL_S = 2.0
 ENDPOINT_S = 0.7
 """An endpoint that takes longer than this is tried last from then on."""
 ANSWER_BYTES_MAX = 1 << 20
+"""No answer is read beyond this. What Kvitto writes under the keys of a cluster is some kilobytes."""
 HTTP_OK = 200
 NOT_FOUND = 5
 """The code of gRPC that says that a lease is not there any more."""
@@ -98,6 +99,10 @@ class Stale(Exception):
     """A call was not carried out, because there is no login, or none any more."""
 
 
+class TooLarge(NotAllowed):
+    """An answer has more than ANSWER_BYTES_MAX: something else has written what it holds."""
+
+
 class Etcd:
     """Implements `kvitto.cluster.register.Register`. Calls block, and may come from several threads, one at a time each."""
 
@@ -133,11 +138,13 @@ class Etcd:
     # -- the register ------------------------------------------------------------------------------------------
 
     def read(self) -> Seen:
-        wanted = [{"requestRange": {"key": _coded(key)}} for key in (self._document, self._leader, self._complaint)]
-        found = self._call("/v3/kv/txn", {"success": wanted}, again=True)
+        try:
+            found = self._kept(self._document, self._leader, self._complaint)
+        except TooLarge:  # a complaint is only a hint, and nobody may stop a leader by it
+            found = self._without_complaint()
         with understood():
             kept = [response.get("response_range", {}).get("kvs", [{}])[0] for response in found["responses"]]
-            document, leader, complaint = kept
+            document, leader, complaint = [*kept, {}][:3]
             return Seen(
                 identity=str(found["header"]["cluster_id"]),
                 document=decoded(_plain(document["value"])) if document else None,
@@ -145,6 +152,26 @@ class Etcd:
                 seat=seat_from(_plain(leader["value"])) if leader else None,
                 complaint=complaint_from(_plain(complaint.get("value", ""))),
             )
+
+    def _kept(self, *keys: str) -> dict[str, Any]:
+        """Return the answer of a transaction that reads these keys."""
+        wanted = [{"requestRange": {"key": _coded(key)}} for key in keys]
+        return self._call("/v3/kv/txn", {"success": wanted}, again=True)
+
+    def _without_complaint(self) -> dict[str, Any]:
+        """Read the other two keys. Raises NotAllowed if one of them is too large, which an operator has to repair."""
+        try:
+            return self._kept(self._document, self._leader)
+        except TooLarge:
+            pass
+        anew = "stop all nodes, and say `kvitto cluster force --data-dir` with the directory of the last leader"
+        for key, then in ((self._leader, "nodes go on by themselves then"), (self._document, anew)):
+            try:
+                self._kept(key)
+            except TooLarge as error:
+                text = f"the key {key} holds what no Kvitto has written ({error}): `etcdctl del {key}`; {then}"
+                raise NotAllowed(text) from None
+        raise Unanswered("the keys of the cluster were changed just now")
 
     def create(self, document: Document) -> bool:
         return self._put(document, [self._is_new(self._document)]) is not None
@@ -278,13 +305,15 @@ class Etcd:
             try:
                 connection.request("POST", path, json.dumps(body), headers)
                 response = connection.getresponse()
-                data = response.read(ANSWER_BYTES_MAX)
+                data = response.read(ANSWER_BYTES_MAX + 1)
             except (ssl.SSLError, ConnectionError) as error:
                 # in TLS 1.3 a server looks at a certificate when the client has ended its handshake
                 if is_about_certificate(error):
                     raise self._unsent(endpoint, error) from None
                 wants = "it may want another --etcd-cert" if endpoint[0] == "https" else "is it https:// there?"
                 raise Unanswered(f"{reason(error)}; {wants}") from None
+        if len(data) > ANSWER_BYTES_MAX:
+            raise TooLarge(f"etcd at {_where(endpoint)} answers with more than {ANSWER_BYTES_MAX >> 20} MiB")
         return self._understood(endpoint, path, response.status, data)
 
     def _connected(self, endpoint: Endpoint, deadline: float) -> socket.socket:

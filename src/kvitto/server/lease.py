@@ -77,12 +77,13 @@ class Lease:
         sent = boottime()
         held = self._register.renew(self._lease)
         seen = self._register.read()
-        if not held and seen.seat is None:
-            lease = self._register.grant(TTL_S)
-            if self._register.sit_down_again(self.version(), self._seat, lease):
-                log.warning("the lease had ended, and nobody else was elected: this node leads on")
-                self._lease, held = lease, True
-        elif seen.seat is None or seen.seat.process != self._seat.process:
+        if seen.seat is None:
+            lease = self._lease if held else self._register.grant(TTL_S)
+            held = self._register.sit_down_again(self.version(), self._seat, lease)
+            if held:
+                log.warning("the seat of the leader was free, and nobody else was elected: this node leads on")
+                self._lease = lease
+        elif seen.seat.process != self._seat.process:
             held = False
         if held:
             self.until = sent + TTL_S - MARGIN_S
