@@ -16,11 +16,13 @@ import pytest
 
 import kvitto
 from kvitto.base.config import address
+from kvitto.cli.candidate import silent_s
 from kvitto.client.errors import AMQPError
 from kvitto.cluster.handshake import Inbox, read_key
 from kvitto.cluster.passing import AMQP, HTTP, MAGIC, Client, Elsewhere, Passing
 from kvitto.cluster.records import StreamError
 from kvitto.server.front import HEADS_MAX
+from kvitto.server.lease import boottime
 from tests.cli.process import kvitto as command
 from tests.cluster.nodes import Cluster, Node, numbers
 from tests.http.api import Http
@@ -249,6 +251,44 @@ def test_clients_of_a_leader_that_stands_still_are_closed_when_another_one_leads
         leader.signal(signal.SIGCONT)
         cluster.wait_in_sync(3)
     wait_until(lambda: api(leader).call("GET", "/healthz/ready").status == 200, what="it listens again")
+
+
+def test_a_node_whose_leader_stands_still_is_not_ready_until_it_is_heard_again(tmp_path: Path) -> None:
+    """It says so long before it gives the leader up, which it does not here."""
+    etcd = FakeEtcd()
+    cluster = Cluster(tmp_path, etcd, program="tests.cluster.patient")
+    try:
+        leader, (node, _) = roles(cluster)
+        leader.signal(signal.SIGSTOP)
+        said = f"nothing has come from kvitto@{member(cluster, leader)[:8]}, which leads, for "
+        wait_until(lambda: said in api(node).call("GET", "/healthz/ready").body.decode(), what="it is not ready")
+        assert api(node).call("GET", "/healthz/live").status == 200
+        leader.signal(signal.SIGCONT)
+        wait_until(lambda: api(node).call("GET", "/healthz/ready").status == 200, what="it is ready again")
+    finally:
+        cluster.end()
+        etcd.stop()
+
+
+def member(cluster: Cluster, leader: Node) -> str:
+    """The name of the member that sits in the leader's seat."""
+    seat = cluster.register.read().seat
+    assert seat is not None and seat.address == leader.address
+    return seat.member
+
+
+def test_what_has_come_and_was_not_read_yet_is_no_silence() -> None:
+    """A node that works on what its leader has sent does not take the leader for a silent one."""
+    mine, others = socket.socketpair()
+    with mine, others:
+        since = boottime() - 100.0
+        assert silent_s(mine, since) >= 100.0
+        others.sendall(b"x")
+        assert silent_s(mine, since) == 0.0
+        mine.recv(1)
+        assert silent_s(mine, since) >= 100.0
+    assert silent_s(mine, since) >= 100.0, "it is closed"
+    assert silent_s(None, since) == 0.0, "there was no connection yet"
 
 
 def test_clients_that_send_half_a_head_are_few(cluster: Cluster) -> None:

@@ -27,7 +27,7 @@ from kvitto.cluster.standing import FOLLOWING, Standing
 from kvitto.server import front as fronts
 from kvitto.server import pairing
 from kvitto.server.front import Front
-from kvitto.server.front_http import OwnAnswers
+from kvitto.server.front_http import SILENT_S, OwnAnswers
 from kvitto.server.node_tls import NodeTls
 from kvitto.server.pairing import BUFFER_BYTES
 from kvitto.server.passed import PassedOn
@@ -683,6 +683,16 @@ def test_the_node_says_itself_how_it_is(world: World) -> None:
     ]
     assert "nobody leads" in http.call("GET", "/healthz/ready").json["reason"]
     assert not world.leader.taken
+
+
+@pytest.mark.parametrize(("silent_s", "status"), [(0.0, 200), (SILENT_S - 0.01, 200), (SILENT_S, 503), (3600.0, 503)])
+def test_a_node_whose_leader_is_silent_is_not_ready(world: World, silent_s: float, status: int) -> None:
+    world.standing = replace(world.standing, silent_s=silent_s)
+    answer = world.http().call("GET", "/healthz/ready")
+    assert answer.status == status
+    if status != 200:
+        assert f"nothing has come from kvitto@leaderle, which leads, for {silent_s:.1f} s" in answer.json["reason"]
+    assert world.http().call("GET", "/healthz").status == 200, "the node itself does all that it should"
 
 
 def test_the_cluster_as_the_node_sees_it(world: World) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import select
 import signal
 import socket
 import sys
@@ -179,6 +180,8 @@ class Candidate:
         self._dead = ""
         """The last leader's process that is known to have ended."""
         self._heard_at = boottime()
+        self._sock: socket.socket | None = None
+        """The connection to the leader that is being followed."""
         self._tried = ""
         """The leader's process that this node has tried to reach last."""
         self._in_touch_at = boottime()
@@ -291,7 +294,11 @@ class Candidate:
             raise Refused(
                 f"cannot listen on {config.followers}: {why}. This node could not lead: choose another --followers"
             ) from None
-        own = OwnAnswers(limits.of(config.limits), lambda: replace(self._standing, document=self._document))
+
+        def standing() -> Standing:
+            return replace(self._standing, document=self._document, silent_s=silent_s(self._sock, self._heard_at))
+
+        own = OwnAnswers(limits.of(config.limits), standing)
         self.front = Front(config, self._key, own, self._tls)
         try:
             self.front.start()
@@ -372,6 +379,7 @@ class Candidate:
             self._tried, self._in_touch_at = seat.process, boottime()
         try:
             with connected(address(seat.address), AGAIN_SILENCE_S, self._tls, silence) as sock:
+                self._sock = sock
                 watch = Watch(self._register, seat, sock, self._silent_s, self._watched)
                 why = talk(follower, sock, silence, lambda: self._heard(seat, sock), self._alive)
             if follower.left is not None:
@@ -399,6 +407,7 @@ class Candidate:
             why = why_ended(error)
             self._complain(seat)
         finally:
+            self._sock = None
             if watch is not None:
                 watch.stop()
             self._stand_as(WAITING, why)
@@ -576,6 +585,18 @@ def answers(text: str, timeout_s: float = AGAIN_SILENCE_S) -> bool:
     except OSError:
         return True
     return True
+
+
+def silent_s(sock: socket.socket | None, heard_at: float) -> float:
+    """Return for how long nothing has come over a connection. What this node has not read yet, because it is busy, has come."""
+    if sock is None:
+        return 0.0
+    with suppress(OSError, ValueError):  # it is closed
+        unread = select.poll()
+        unread.register(sock, select.POLLIN)
+        if unread.poll(0):
+            return 0.0
+    return boottime() - heard_at
 
 
 class Watch:

@@ -30,6 +30,8 @@ class Standing:
     """The time from which on it has been in this state."""
     why: str = ""
     """Why it waits."""
+    silent_s: float = 0.0
+    """For how long nothing has come from the leader that it follows."""
 
 
 def node_name(member: str) -> str:

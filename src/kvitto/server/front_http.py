@@ -37,6 +37,8 @@ LINGER_S = 2.0
 ASK_S = 5.0
 WHO_BYTES_MAX = 64 << 10
 RETRY_AFTER_S = 1
+SILENT_S = 1.5
+"""A leader that has said nothing for this time serves nobody, as far as this node knows. It says something four times a second."""
 KNOWN_MAX = 16
 KNOWN_S = 3600.0
 """While nobody leads, a login is accepted that the leader has accepted within this time: that is when the metrics are needed most."""
@@ -108,7 +110,13 @@ class OwnAnswers:
         nobody = "nobody leads, as far as this node knows" if led_by is None else "the leader does not answer"
         nobody += f": {standing.why}" if standing.why else ""
         if path == "/healthz/ready":
-            return ok() if led_by is not None and standing.state != WAITING else failed(nobody)
+            if led_by is None or standing.state == WAITING:
+                return failed(nobody)
+            if standing.silent_s >= SILENT_S:
+                return failed(
+                    f"nothing has come from {node_name(led_by.member)}, which leads, for {standing.silent_s:.1f} s"
+                )
+            return ok()
         if path == "/healthz/leader":
             return failed(nobody if led_by is None else f"this node follows, {node_name(led_by.member)} leads")
         if standing.state == FOLLOWING:
