@@ -6,16 +6,19 @@ import os
 import re
 import shutil
 import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from kvitto.cli.candidate import FULL_S
 from kvitto.client.errors import AMQPError
 from kvitto.torture.proxy import Proxy
 from tests.cli.process import kvitto as command
 from tests.cluster.nodes import Cluster, Node, lines, numbers, port
+from tests.cluster.roomless import IS_ELECTED, STARTS
 from tests.crash.serve import STOP_S
 from tests.http.api import Http
 from tests.support.etcd import FakeEtcd, RealEtcd, real_etcd
@@ -23,6 +26,7 @@ from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.slow
 
+NO_ROOM = "this node waits for others, because it had no room when it was elected"
 Etcds = FakeEtcd | RealEtcd
 
 
@@ -473,6 +477,61 @@ def test_a_node_whose_broker_cannot_start_lets_another_one_lead(cluster: Cluster
         return cluster.leader() is good
 
     wait_until(leads, what="the good one leads")
+
+
+@pytest.mark.parametrize("when", [IS_ELECTED, STARTS])
+def test_a_node_that_finds_no_room_to_lead_lets_another_one_lead_and_goes_on(when: str, tmp_path: Path) -> None:
+    etcd = FakeEtcd()
+    cluster = Cluster(tmp_path, etcd, program="tests.cluster.roomless")
+    try:
+        cluster.wait_in_sync(3)
+        with cluster.publisher() as publisher:
+            publisher.more(100)
+            leader = cluster.wait_for_leader()
+            full, good = [node for node in cluster.nodes if node is not leader]
+            full.data.with_name(full.data.name + when).touch()
+            good.signal(signal.SIGSTOP)
+            leader.kill()
+            wait_until(lambda: lines(full, f"{NO_ROOM}: cannot write to .*free some space"), what="it gives up")
+            good.signal(signal.SIGCONT)
+            assert cluster.wait_for_leader() is good
+            publisher.more(100)
+        leader.start()
+        cluster.wait_in_sync(3)
+        assert full.alive, "nobody has to start it again"
+        check(cluster, publisher.confirmed)
+    finally:
+        cluster.end()
+        etcd.stop()
+
+
+@pytest.mark.parametrize("when", [IS_ELECTED, STARTS])
+def test_a_node_alone_that_finds_no_room_to_lead_tries_again_and_again_with_pauses(when: str, tmp_path: Path) -> None:
+    etcd = FakeEtcd()
+    cluster = Cluster(tmp_path, etcd, count=1, minimum=1, program="tests.cluster.roomless")
+    (node,) = cluster.nodes
+
+    def epoch() -> int:
+        document = cluster.register.read().document
+        assert document is not None
+        return document.epoch
+
+    try:
+        cluster.wait_for_leader()
+        room = node.data.with_name(node.data.name + when)
+        room.touch()
+        node.kill()
+        node.start()
+        wait_until(lambda: lines(node, NO_ROOM), what="it waits")
+        before, began = epoch(), time.monotonic()
+        wait_until(lambda: epoch() >= before + 2, what="it has tried twice again")
+        assert time.monotonic() - began >= FULL_S
+        room.unlink()
+        assert cluster.wait_for_leader() is node
+        assert node.alive, "nobody has to start it again"
+    finally:
+        cluster.end()
+        etcd.stop()
 
 
 def test_a_copy_of_the_leaders_directory_is_refused(cluster: Cluster) -> None:

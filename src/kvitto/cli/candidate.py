@@ -50,7 +50,7 @@ from kvitto.server.listening import ANY_IPV4, ANY_IPV6, bind, in_url
 from kvitto.server.node_tls import node_tls
 from kvitto.server.notify import Notify
 from kvitto.server.scrubbing import Scrubbing, place_of
-from kvitto.server.tenure import PROMISE_S, Damaged, Deposed, Election
+from kvitto.server.tenure import PROMISE_S, Damaged, Deposed, Election, NoRoom
 from kvitto.store import paths
 from kvitto.store.disk import Disk, RealDisk
 from kvitto.store.store import refuse_incomplete, refuse_inside
@@ -73,9 +73,11 @@ DEFER_S = 2.0
 """If an operator has chosen another node as the next leader, this node waits this long before it tries to lead."""
 AGAIN_MAX_S = 1.0
 ANEW = "KVITTO_BEGUN_ANEW"
-"""The environment variable by which a process that has led tells the process that `exec` makes of it."""
+"""The environment variable by which a process that has led tells the process that `exec` makes of it, and why its broker had no room."""
 LOW_S = 2.0
 """A node with little free space tries to lead only if nobody has led for this time, because its publishers would be blocked."""
+FULL_S = 5.0
+"""A node that was elected, and had no room to begin, does not try to lead again for this time."""
 DAMAGED_S = 10.0
 """A node with damaged files tries to lead if nobody has led for this time: the others may have damage, too, or be lost."""
 
@@ -117,6 +119,10 @@ def run_node(config: Config, lead: Callable[[Election], int]) -> int:
     except Damaged as error:
         resign(election, disk, str(error))
         begin_anew()
+    except NoRoom as error:
+        log.warning("this node gives the lead up, and lets others lead first: %s", error)
+        election.lease.stop(give_up=True)
+        begin_anew(str(error))
     except Deposed:
         if election.lease.gives_up:
             election.lease.stop(give_up=True)
@@ -144,11 +150,11 @@ def resign(election: Election, disk: Disk, why: str) -> None:
     election.lease.stop(give_up=True)
 
 
-def begin_anew() -> NoReturn:
-    """Start this process once more, with the same number and the same arguments."""
+def begin_anew(no_room: str = "") -> NoReturn:
+    """Start this process once more, with the same number and the same arguments. `no_room`: why its broker had none, if it had none."""
     sys.stdout.flush()
     sys.stderr.flush()
-    os.environ[ANEW] = "1"
+    os.environ[ANEW] = no_room
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
@@ -186,11 +192,16 @@ class Candidate:
         """The leader's process that this node has tried to reach last."""
         self._in_touch_at = boottime()
         """The time at which this node has last heard the leader or worked on what it had sent; before that, of the first attempt."""
-        self._is_anew = bool(os.environ.pop(ANEW, ""))
+        no_room = os.environ.pop(ANEW, None)
+        self._is_anew = no_room is not None
         """Whether this process has led before: then others are to lead first."""
         self._promised_until = self._heard_at + PROMISE_S
         """Until then this node does not try to lead: an earlier process of it may have promised that just before its end."""
         self._deferred_until = 0.0
+        """Until then others are to lead, for the reason `_deferred_for`."""
+        self._deferred_for = ""
+        if no_room:
+            self._defer_for_room(no_room)
         self.member: Member
         self.front: Front
         """The listeners for clients, until this node leads."""
@@ -245,7 +256,10 @@ class Candidate:
                     # The register has changed meanwhile: somebody else leads, or a seat has just become free.
                     time.sleep(AT_ONCE_S)
                     continue
-            except (StoreFull, StreamError) as error:
+            except StoreFull as error:
+                self._defer_for_room(str(error))
+                continue
+            except StreamError as error:
                 why = f"nobody leads; this node cannot: {error}"
             self._say(why)
             time.sleep(REST_S)
@@ -385,7 +399,7 @@ class Candidate:
             if follower.left is not None:
                 self._is_dead(seat)
                 if follower.left not in ("", self.member.member):
-                    self._deferred_until = boottime() + DEFER_S
+                    self._defer(DEFER_S, "another node is to lead next")
                 return
         except ConnectionRefusedError as error:
             why = str(error)
@@ -491,7 +505,7 @@ class Candidate:
         if following is not None and not following.complete:
             return "nobody leads; this directory is not complete"
         if boottime() < self._deferred_until:
-            return "nobody leads; another node is to lead next"
+            return f"nobody leads; {self._deferred_for}"
         damage = (self._follower.damage if self._follower is not None else "") or (
             following.damage if following else ""
         )
@@ -511,6 +525,13 @@ class Candidate:
             if self._promised_until:
                 return "nobody leads; this node has promised to wait"
         return ""
+
+    def _defer(self, seconds: float, why: str) -> None:
+        """Let others lead first."""
+        self._deferred_until, self._deferred_for = boottime() + seconds, why
+
+    def _defer_for_room(self, why: str) -> None:
+        self._defer(FULL_S, f"this node waits for others, because it had no room when it was elected: {why}")
 
     def _led_last(self, document: Document) -> bool:
         """Return whether this directory was the last leader's, and that leader has ended in order.

@@ -16,7 +16,7 @@ from typing import Any
 from kvitto.base import environment
 from kvitto.base.build import compiled, how_to_compile
 from kvitto.base.config import Config, ConfigError
-from kvitto.base.errors import StoreError
+from kvitto.base.errors import StoreError, StoreFull
 from kvitto.base.log import set_up as set_up_log
 from kvitto.cli.following import follow
 from kvitto.cli.options import add_options, config_of
@@ -27,7 +27,7 @@ from kvitto.server.listening import in_url
 from kvitto.server.notify import Notify
 from kvitto.server.poller import run as run_loop
 from kvitto.server.server import Server
-from kvitto.server.tenure import Deposed, Election
+from kvitto.server.tenure import Deposed, Election, NoRoom
 from kvitto.store.disk import RealDisk
 
 log = logging.getLogger("kvitto")
@@ -82,7 +82,7 @@ def stop_early(number: int, _frame: object) -> None:
 
 
 async def serve(config: Config, election: Election | None = None) -> int:
-    """Run the broker until a signal. Return 0 after an end in order. Raises Deposed if another node of its cluster leads."""
+    """Run the broker until a signal. Return 0 after an end in order. Raises Deposed if another node of its cluster leads, or should."""
     server, notify = Server(config, election=election), Notify(os.environ)
     if not compiled() and (advice := how_to_compile()):
         log.warning("running interpreted, much slower: %s", advice)
@@ -102,6 +102,10 @@ async def serve(config: Config, election: Election | None = None) -> int:
     try:
         with nullcontext() if election is None else notify.while_starting():
             await server.start()
+    except StoreFull as error:
+        if election is None:
+            raise
+        raise NoRoom(str(error)) from None
     except OSError as error:
         print(f"kvitto: {cannot_listen(server, error)}", file=sys.stderr)
         return 1

@@ -47,6 +47,10 @@ class Deposed(Exception):
     """This node may not lead any more. The text says why."""
 
 
+class NoRoom(Deposed):
+    """This node was elected, and its broker has found no room on its disk when it started."""
+
+
 class Damaged(StoreError):
     """Files of this node's directory are damaged, and other members have good ones. It may not lead before it has copied theirs."""
 
