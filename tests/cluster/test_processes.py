@@ -291,6 +291,21 @@ def test_strangers_who_hold_connections_do_not_keep_a_follower_out(pair: Pair) -
 
 
 @pytest.mark.slow
+def test_strangers_who_come_often_are_a_line_of_the_log(pair: Pair) -> None:
+    pair.wait()
+    host, port = pair.address.rsplit(":", 1)
+    for said in (b"GET / HTTP/1.1\r\n\r\n", b""):
+        for _ in range(20):
+            with socket.create_connection((host, int(port))) as stranger:
+                stranger.sendall(said)
+                stranger.shutdown(socket.SHUT_WR)
+                assert stranger.recv(1) == b""
+    pair.wait()
+    for reason in ("no follower of Kvitto's", "it is gone before it was a follower; does it have the same key?"):
+        assert len(re.findall(f"follower {host}:[0-9]+: {re.escape(reason)}\n", pair.leader.log())) == 1
+
+
+@pytest.mark.slow
 def test_a_flood_of_strangers_takes_few_descriptors(pair: Pair) -> None:
     """They come faster than the loop looks: without a bound they would take those that queues and syncs need."""
     pair.wait()

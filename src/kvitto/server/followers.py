@@ -32,6 +32,7 @@ from kvitto.server.encrypted import Encrypted
 from kvitto.server.listening import bind, in_url, without_delay
 from kvitto.server.node_tls import node_tls
 from kvitto.server.passed import NotServed, PassedOn, exactly
+from kvitto.server.strangers import Strangers
 from kvitto.server.tenure import Deposed, Election, Tenure
 from kvitto.store.commit import Commit, GroupCommit
 from kvitto.store.disk import Disk
@@ -127,12 +128,12 @@ class Followers:
         self.passed = PassedOn(key, self._leader.cluster, self._tls) if election is not None else None
         """Takes clients' connections that other nodes of the cluster pass on."""
         self._clock = SystemClock()
-        self.port = 0
+        self._strangers = Strangers()
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._wakes: dict[Link, asyncio.Event] = {}
         self._server: asyncio.Server | None = None
         self._beat: asyncio.TimerHandle | None = None
-        self._seen = self._shown = 0
+        self.port = self._seen = self._shown = 0
         self._reader = ThreadPoolExecutor(1, "kvitto-followers")
         self._gate: Gate | None = None
         self._commits: GroupCommit
@@ -369,6 +370,7 @@ class Followers:
         self._beat = loop.call_later(TIME_S, self._every_time)
         self._look_who_is_in_sync()
         self._look_at_members()
+        self._strangers.look()
         if self.tenure is not None:
             self._look_whether_well()
             if self._gate is not None and not self.tenure.holds():
@@ -457,7 +459,7 @@ class Followers:
                 await asyncio.wait_for(self.passed.take(reader, writer), HANDSHAKE_S)
                 return
             if len(self.links) >= LINKS_MAX:
-                log.warning("follower %s: there are %d already, it is not accepted", link.where, LINKS_MAX)
+                self._tell(link, logging.WARNING, f"there are {LINKS_MAX} already, it is not accepted")
                 return
             if self._tls is not None:
                 incoming = out = Encrypted(reader, writer, self._tls.leading)
@@ -472,14 +474,14 @@ class Followers:
         except NotServed as error:
             log.debug("%s: %s", link.where, error)
         except (Refused, StreamError) as error:
-            log.warning("follower %s: %s", link.where, error)
+            self._tell(link, logging.WARNING, str(error))
             if link.last_words:
                 out.write(link.last_words)
         except (OSError, EOFError) as error:
             if link.member:
                 log.warning("follower %s is gone: %s", link.where, str(error) or "it has closed the connection")
             else:
-                log.info("%s is gone before it was a follower; does it have the same key?", link.where)
+                self._tell(link, logging.INFO, "it is gone before it was a follower; does it have the same key?")
         except StoreError as error:
             log.error("follower %s cannot be served: %s", link.where, error)
         except Exception:  # whatever is wrong with one connection, the broker goes on
@@ -497,6 +499,13 @@ class Followers:
             del self._serving[link]
             del self._wakes[link]
             writer.close()
+
+    def _tell(self, link: Link, level: int, why: str) -> None:
+        """Log why a connection has ended, and only now and then if nobody has proved there that he has the key."""
+        if link.member:
+            log.log(level, "follower %s: %s", link.where, why)
+        else:
+            self._strangers.tell(level, link.where, why)
 
     def _end_a_beginner(self) -> None:
         """End the oldest connection that has proved nothing, if there are many: who has the key must not be kept out."""

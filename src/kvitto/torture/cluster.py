@@ -30,8 +30,6 @@ USER = "torture"
 PROBE = "&connection_timeout=2000"
 REFUSED = 1
 """The exit code of `kvitto cluster status` if there is no cluster."""
-NO_ROOM = ("free some space", "disk is full")
-"""What a node says last if it ends because its disk is full."""
 REFUSED_S = 120.0
 """Nodes that may not lead have to say so, and end, within this time of their start."""
 
@@ -217,13 +215,6 @@ class Member(Node):
                     self.leads_since = time.monotonic() if line.startswith("kvitto ready") else 0.0
                     self.led_at = self.leads_since or self.led_at
 
-    @property
-    def out_of_room(self) -> bool:
-        """Whether it has ended before its broker served anybody, and said that its disk was full."""
-        if self.disk is None or not self.pid or self.running or self.leads_since:
-            return False
-        return any(words in last_lines(self.log, 1) for words in NO_ROOM)
-
     def _wait_ready(self) -> None:
         """Do not wait: a node that follows serves no clients."""
 
@@ -335,18 +326,6 @@ class KvittoCluster(Cluster):
         self.look()
         running = [node for node in self.nodes if node.running and not (awake and node.paused)]
         return rng.choice([node for node in running if (node is self._leader) == leads] or running)
-
-    @property
-    def ended(self) -> str:
-        """A broker whose start finds no room on its disk says so, and ends. Its node is started again when there is room."""
-        for node in self.nodes:
-            if node not in self._dead and node.out_of_room and node.disk is not None and not node.disk.full:
-                node.kill()
-                node.begin()
-        return super().ended
-
-    def _has_ended(self, node: Node) -> bool:
-        return super()._has_ended(node) and not (isinstance(node, Member) and node.out_of_room)
 
     def others_since(self, at: float) -> list[str]:
         """Return the nodes other than the leader that have begun to lead since then."""
