@@ -476,6 +476,7 @@ class Candidate:
         follower = self._follower
         if follower is not None and follower.session and not follower.copying:
             self._stand_as(FOLLOWING)
+            self._deferred_until = 0.0  # another one leads, and this node has everything again
         else:
             self._stand_as(COMPARING)
         if sock.gettimeout() != SILENCE_S:
