@@ -162,16 +162,15 @@ class Etcd:
         """Read the other two keys. Raises NotAllowed if one of them is too large, which an operator has to repair."""
         try:
             return self._kept(self._document, self._leader)
+        except TooLarge as error:
+            why = str(error)
+        key = self._document
+        then = "stop all nodes, and say `kvitto cluster force --data-dir` with the directory of the last leader"
+        try:
+            self._kept(self._leader)
         except TooLarge:
-            pass
-        anew = "stop all nodes, and say `kvitto cluster force --data-dir` with the directory of the last leader"
-        for key, then in ((self._leader, "nodes go on by themselves then"), (self._document, anew)):
-            try:
-                self._kept(key)
-            except TooLarge as error:
-                text = f"the key {key} holds what no Kvitto has written ({error}): `etcdctl del {key}`; {then}"
-                raise NotAllowed(text) from None
-        raise Unanswered("the keys of the cluster were changed just now")
+            key, then = self._leader, "nodes go on by themselves then"
+        raise NotAllowed(f"the key {key} holds what no Kvitto has written ({why}): `etcdctl del {key}`; {then}")
 
     def create(self, document: Document) -> bool:
         return self._put(document, [self._is_new(self._document)]) is not None
