@@ -46,6 +46,8 @@ class Node:
         self.http = port()
         self.tls = port()
         self.options: list[str] = []
+        self.program = cluster.program
+        """The module that it runs when it is started next."""
         self.said: list[str] = []
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as the node
         self.process: subprocess.Popen[str]
@@ -57,7 +59,7 @@ class Node:
         if "--tls-cert" in self.cluster.options:
             arguments += ["--tls-port", str(self.tls)]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", self.cluster.program, *arguments],
+            [sys.executable, "-m", self.program, *arguments],
             stdout=subprocess.PIPE,
             stderr=self.errors,
             text=True,

@@ -110,8 +110,8 @@ RIGHT: dict[str, Any] = {
     "POST /api/all-configuration": DEFINITIONS,
     "POST /api/definitions/{vhost}": {"queues": DEFINITIONS["queues"]},
 }
-OF_CLUSTERS = {"POST /api/cluster/transfer"}
-"""`tests/cluster/test_clients.py` shows that these are done."""
+OF_CLUSTERS = {"POST /api/cluster/transfer", "POST /api/cluster/upgrade"}
+"""`tests/cluster/test_clients.py` and `test_levels.py` there show that these are done."""
 WITHOUT_BODY: dict[str, Any] = {
     "POST /api/vhosts/{vhost}/start/{node}": {},
     f"DELETE {EXCHANGE}/delayed": {},
@@ -121,6 +121,7 @@ WITHOUT_BODY: dict[str, Any] = {
     "DELETE /api/vhosts/{vhost}/deletion/protection": {},
     "PUT /api/feature-flags/{name}/enable": {},
     "POST /api/rebalance/queues": {},
+    "POST /api/cluster/upgrade": {},
     "DELETE /api/reset": {},
     "POST /api/backup": {},
     "PUT /api/shovels/{vhost}/{name}/pause": {},
@@ -291,6 +292,8 @@ def test_a_request_that_is_refused_has_changed_nothing(world: World, route: Rout
     right = {**RIGHT, **WITHOUT_BODY}[named(route)]
     status = world.send((route[0], world.path(route[1]), right))
     if named(route) in OF_CLUSTERS:
-        assert status == 400 and world.state() == before, "a broker that stands alone has nobody to hand over to"
+        assert status == 400 and world.state() == before, (
+            "a broker that stands alone has nobody to hand over to, and no level"
+        )
     else:
         assert status < 300, "the right request is refused, too"

@@ -21,6 +21,7 @@ from kvitto.base.config import ConfigError
 from kvitto.base.environment import variable
 from kvitto.base.errors import StoreError
 from kvitto.base.table import printable
+from kvitto.cluster import levels
 from kvitto.cluster.handshake import Refused
 from kvitto.cluster.register import MEMBERS_MAX, Document, NotAllowed, RegisterError, Unanswered
 from kvitto.cluster.state import Member, epoch_of, new_id, read_following, read_history, read_member, write_member
@@ -132,7 +133,7 @@ def begin(args: argparse.Namespace, register: Etcd) -> None:
                 f"{args.data_dir} belongs to a cluster already, whose document is gone: `kvitto cluster force` writes it anew"
             )
         member = Member(new_id(), seen.identity, register.name)
-        document = Document(member.cluster, 0, "", (member.member,), args.min_in_sync)
+        document = Document(member.cluster, 0, "", (member.member,), args.min_in_sync, levels.LEVEL)
         write_member(disk, member)  # before the document, which would name somebody who is not there
         try:
             made = register.create(document)
@@ -181,7 +182,8 @@ def begin_again(args: argparse.Namespace, register: Etcd) -> None:
             )
         epoch = max(epoch_of(read_history(disk)), before.epoch if before is not None else 0)
         minimum = args.min_in_sync or (before.minimum if before is not None else MINIMUM)
-        document = Document(member.cluster, epoch, "", (member.member,), minimum)
+        level = before.level if before is not None else levels.LEVEL
+        document = Document(member.cluster, epoch, "", (member.member,), minimum, level)
         made = register.create(document) if before is None else register.change(document, seen.version) is not None
         if not made:
             raise Refused("the document was changed meanwhile: stop all nodes first")
@@ -212,6 +214,7 @@ def show(args: argparse.Namespace, register: Etcd) -> None:
         )
     print(f"in sync   {len(document.members)}: {', '.join(member[:8] for member in document.members)}")
     print(f"minimum   {document.minimum}")
+    print(f"level     {document.level}")
 
 
 def directory(path: Path) -> RealDisk:

@@ -28,7 +28,7 @@ CHECKS = {
     ),
 }
 """Command -> the last parts of the path, of which all but the first are arguments; help text."""
-NODE = ("node", "state", "in_sync", "lag_bytes", "lag_ms", "address")
+NODE = ("node", "state", "in_sync", "lag_bytes", "lag_ms", "level", "address")
 
 
 def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
@@ -49,6 +49,8 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
     )
     sub = add("cluster_transfer", cluster_transfer, "have another node of the cluster lead; nothing is flagged then")
     sub.add_argument("node", nargs="?", default="", metavar="NODE", help="which one (default: whichever is first)")
+    text = "have the cluster use what its nodes know, once all of them have been updated"
+    add("cluster_upgrade", cluster_upgrade, text)
     add("report", report, "status, alarms, settings and all lists, for whoever helps")
     sub = add("set_log_level", set_log_level, "change what the broker logs, until it stops")
     sub.add_argument("level", choices=LEVELS, metavar="LEVEL", help=", ".join(LEVELS))
@@ -130,17 +132,25 @@ def cluster_status(api: Management, _args: argparse.Namespace) -> Shown:
         "listeners": listeners,
         "alarms": texts,
     }
-    lines = table(("", ""), [*found.items()][:-1]).splitlines()[1:]
+    rows = [*found.items()][:-1] + ([("level", cluster["level"])] if cluster is not None else [])
+    lines = table(("", ""), rows).splitlines()[1:]
     if cluster is not None:
         found["cluster"] = cluster
-        rows = [[shown_of(node, name) for name in NODE] for node in nodes]
-        lines += ["", *table(tuple(name.replace("_", " ") for name in NODE), rows).splitlines(), ""]
+        shown = [[shown_of(node, name) for name in NODE] for node in nodes]
+        lines += ["", *table(tuple(name.replace("_", " ") for name in NODE), shown).splitlines(), ""]
     return found, "\n".join([*lines, told]), 0
 
 
 def cluster_transfer(api: Management, args: argparse.Namespace) -> str:
     found = api.post("cluster", "transfer", body={"to": args.node})
     return f"{found['to'][:8] if found['to'] else 'another node'} is to lead; `kvitto ctl cluster_status` says when it does"
+
+
+def cluster_upgrade(api: Management, _args: argparse.Namespace) -> str:
+    found = api.post("cluster", "upgrade", body={})
+    if found["before"] == found["level"]:
+        return f"the cluster is at level {found['level']}, the highest that its nodes know"
+    return f"the cluster goes from level {found['before']} to {found['level']}; `kvitto ctl cluster_status` says when it is there"
 
 
 def shown_of(node: dict[str, Any], name: str) -> Any:

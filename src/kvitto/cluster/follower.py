@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from kvitto.base.clock import Clock
-from kvitto.cluster import handshake
+from kvitto.cluster import handshake, levels
 from kvitto.cluster.counting import Copy, Counting, Reading
 from kvitto.cluster.handshake import FOLLOWER, LEADER, MAGIC, VERSION, Inbox, Refused
 from kvitto.cluster.records import (
@@ -215,7 +215,7 @@ class Follower:
         self._step = self._answered
         self._theirs = nonce
         said = {"member": self.following.member, "process": self.process, "session": self.session, "place": self.place}
-        said["cluster"] = self._cluster
+        said |= {"cluster": self._cluster, "level": levels.LEVEL}
         yield handshake.proved(self.key, FOLLOWER, self._nonce, nonce, said)
 
     def _answered(self, found: dict[str, Any]) -> Iterator[bytes]:

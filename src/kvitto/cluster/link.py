@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, NoReturn
 
-from kvitto.cluster import handshake
+from kvitto.cluster import handshake, levels
 from kvitto.cluster.handshake import FOLLOWER, LEADER, VERSION, Inbox, Refused
 from kvitto.cluster.records import (
     ACKNOWLEDGEMENT,
@@ -69,6 +69,11 @@ def always(_member: str) -> bool:
     return True
 
 
+def own_level() -> int:
+    """Return the level of a leader without elections: it writes the highest one that it knows."""
+    return levels.LEVEL
+
+
 class Leader:
     """What all links of a leader share."""
 
@@ -85,6 +90,8 @@ class Leader:
         """The run of the old leader whose stream goes on here, and the place up to which it is the same."""
         self.may_be_cut: Callable[[str], bool] = always
         """Whether the directory of this follower may be changed in other ways than the stream does (R7 of docs/cluster-model.md)."""
+        self.level: Callable[[], int] = own_level
+        """The level that a follower has to know."""
         self.links: list[Link] = []
         self.is_silent: Callable[[Link], bool] = never
         """Whether nothing has come over a connection for so long that the follower's process, or its machine, must be gone."""
@@ -101,6 +108,8 @@ class Link:
         self.state = "beginning"
         """The state that people are shown: beginning, comparing, copying or following."""
         self.member = self.process = ""
+        self.level = levels.FIRST
+        """The highest level that the follower knows."""
         self.acknowledged = 0
         """The place up to which the follower has synced everything."""
         self.behind_at = 0
@@ -201,6 +210,12 @@ class Link:
                 f"belongs to another cluster, {theirs[:8]}" if theirs else "belongs to no cluster: start it with --etcd"
             )
             self._refuse(f"the follower {what}")
+        level = found.get("level")
+        self.level = level if isinstance(level, int) else levels.FIRST
+        if self.level < leader.level():
+            self._refuse(
+                f"what is written here has level {leader.level()}, and the follower knows {self.level}: update the follower"
+            )
         ring, place = leader.ring, self._resumes(found)
         resume = place is not None
         self.place = ring.next if place is None else place

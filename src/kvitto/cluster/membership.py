@@ -8,6 +8,7 @@ So whoever can be elected has synced everything that this leader has confirmed. 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 from kvitto.cluster.register import Document, Seen
 
@@ -24,6 +25,8 @@ class Membership:
         """Why this node leads no more, as the register says."""
         self._cut: set[str] = set()
         """The members that were removed so that their directories may be changed, and that have not been in sync since then."""
+        self.level = document.level
+        """The level that followers have to know. The register is asked to raise that of the document to it."""
         self._asked: Document | None = None
         """What the register has been asked for. There is one request at a time."""
         self._settled = True
@@ -74,10 +77,10 @@ class Membership:
         if len(fewer := wanted - set(lost)) >= self.minimum:
             wanted = fewer
         wanted.add(self.member)
-        if wanted == set(self.document.members) and self._settled:
+        if wanted == set(self.document.members) and self.level == self.document.level and self._settled:
             return None
         self.waits |= wanted - {self.member}
-        self._asked = self.document.with_members(wanted)
+        self._asked = replace(self.document.with_members(wanted), level=self.level)
         return self._asked
 
     def _at_once(self, cut: Collection[str], members: set[str], connected: Collection[str]) -> set[str]:

@@ -11,11 +11,11 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
+from kvitto.cluster import levels
+
 MEMBERS_MAX = 17
 LATER = ("since_ms", "before", "why")
 """The fields of a seat that an earlier Kvitto neither writes nor reads."""
-LEVEL = 1
-"""The form of the document. A node that does not know a document's level has to be updated first."""
 
 
 class RegisterError(Exception):
@@ -47,6 +47,8 @@ class Document:
     """The nodes that have everything that was confirmed, the leader among them. Only one of these can be elected (R3)."""
     minimum: int
     """How many nodes have to have synced what is confirmed (R8)."""
+    level: int = levels.FIRST
+    """What the nodes may write (`levels.py`)."""
 
     def elected(self, member: str) -> Document:
         return replace(self, epoch=self.epoch + 1, leader=member)
@@ -55,7 +57,7 @@ class Document:
         return replace(self, members=tuple(sorted(members)))
 
     def encoded(self) -> str:
-        return json.dumps({**asdict(self), "level": LEVEL})
+        return json.dumps(asdict(self))
 
 
 @dataclass(frozen=True)
@@ -149,20 +151,20 @@ class Register(Protocol):
 def decoded(text: str) -> Document:
     """Return a document from its text. Raises RegisterError if this Kvitto cannot read it."""
     found = as_object(text)
-    if found.get("level") != LEVEL:
-        raise RegisterError(
-            f"the cluster's document has level {found.get('level')}, this Kvitto knows {LEVEL}: update it"
-        )
     try:
+        level = _number(found, "level")
+        if level > levels.LEVEL:
+            raise RegisterError(f"the cluster is at level {level}, and this Kvitto knows {levels.LEVEL}: update it")
         document = Document(
             cluster=_text(found, "cluster"),
             epoch=_number(found, "epoch"),
             leader=_text(found, "leader"),
             members=tuple(found["members"]),
             minimum=_number(found, "minimum"),
+            level=level,
         )
         named = bool(document.members) and all(isinstance(member, str) for member in document.members)
-        if not named or document.minimum < 1 or document.epoch < 0:
+        if not named or document.minimum < 1 or document.epoch < 0 or level < 1:
             raise TypeError
     except (KeyError, TypeError):
         raise RegisterError("the cluster's document cannot be read: something else has written it") from None

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from kvitto.cluster import levels
 from kvitto.cluster.register import Document, Seat
 
 LEADING, FOLLOWING, COMPARING, WAITING = "leading", "following", "comparing", "waiting"
@@ -56,6 +57,7 @@ def shown(name: str, member: str, document: Document, seat: Seat | None, nodes: 
         "id": document.cluster,
         "epoch": document.epoch,
         "minimum": document.minimum,
+        "level": document.level,
         "member": member,
         "node": node_name(member),
         "leads": seat is not None and seat.member == member,
@@ -74,7 +76,7 @@ def alone(name: str) -> dict[str, Any]:
 
 def node(member: str, document: Document, seat: Seat | None, **more: Any) -> dict[str, Any]:
     """Return what is known of one node. What is not known is null."""
-    known = {"state": None, "since_ms": None, "address": None, "lag_bytes": None, "lag_ms": None, "free_bytes": None}
+    known = dict.fromkeys(("state", "since_ms", "address", "lag_bytes", "lag_ms", "free_bytes", "level"))
     leads = seat is not None and seat.member == member
     return {
         "member": member,
@@ -96,6 +98,7 @@ def follows(standing: Standing) -> dict[str, Any]:
         more: dict[str, Any] = {}
         if member == standing.member:
             more = {"state": standing.state, "since_ms": standing.since_ms, "why": standing.why or None}
+            more["level"] = levels.LEVEL
         elif seat is not None and seat.member == member:
             more = {"state": LEADING, "since_ms": seat.since_ms, "address": seat.address}
         nodes.append(node(member, document, seat, **more))

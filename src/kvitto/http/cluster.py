@@ -12,7 +12,7 @@ from typing import Any
 from kvitto.base import process
 from kvitto.base.build import compiled
 from kvitto.base.version import __version__
-from kvitto.cluster import standing
+from kvitto.cluster import levels, standing
 from kvitto.cluster.register import Document, Seat
 from kvitto.cluster.standing import LEADING, Standing
 from kvitto.http import fields
@@ -55,6 +55,7 @@ def nodes(api: Api) -> list[dict[str, Any]]:
             lag_bytes=link.lag_bytes,
             lag_ms=followers.lag_ms(link),
             free_bytes=link.free_bytes,
+            level=link.level,
         )
     for member, since_ms in followers.away.items():
         if member not in found:
@@ -65,7 +66,9 @@ def nodes(api: Api) -> list[dict[str, Any]]:
 def leader(api: Api, document: Document, seat: Seat) -> dict[str, Any]:
     free = api.host.store.disk.free_bytes()
     known = {"state": LEADING, "since_ms": seat.since_ms, "address": seat.address}
-    return standing.node(seat.member, document, seat, **known, lag_bytes=0, lag_ms=0, free_bytes=free)
+    return standing.node(
+        seat.member, document, seat, **known, lag_bytes=0, lag_ms=0, free_bytes=free, level=levels.LEVEL
+    )
 
 
 def other_nodes(api: Api) -> list[dict[str, Any]]:
@@ -182,7 +185,24 @@ def transfer(call: Call) -> Response:
     return answer({"to": found[0] if wanted else None}, status=202)
 
 
+def upgrade(call: Call) -> Response:
+    """Have the cluster write all that its nodes know, if each of them knows more than before. It is accepted with 202: etcd is asked."""
+    tenure = tenure_of(call.api)
+    if tenure is None:
+        raise bad_request("this broker belongs to no cluster")
+    followers, membership = call.api.host.followers, tenure.membership
+    known = {link.member: link.level for link in followers.links}
+    for member in sorted(membership.waits.union(tenure.others()) - known.keys()):
+        raise bad_request(f"node {member[:8]} is away, so it is not known whether it has been updated")
+    for member, level in sorted(known.items()):
+        if level < levels.LEVEL:
+            raise bad_request(f"node {member[:8]} knows level {level}, this one {levels.LEVEL}: update it first")
+    before, membership.level = membership.document.level, levels.LEVEL
+    return answer({"before": before, "level": levels.LEVEL}, status=202)
+
+
 ROUTES = (
     ("GET", "/api/cluster", Access.MONITORING, cluster),
     ("POST", "/api/cluster/transfer", Access.ADMINISTRATOR, transfer),
+    ("POST", "/api/cluster/upgrade", Access.ADMINISTRATOR, upgrade),
 )

@@ -169,6 +169,7 @@ def replication(call: Call) -> dict[str, Any]:
         "id": document.cluster,
         "epoch": document.epoch,
         "leader": document.leader,
+        "level": document.level,
         "members": list(document.members),
         "nodes": cluster.nodes(call.api),
     }

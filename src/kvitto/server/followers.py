@@ -122,9 +122,9 @@ class Followers:
         """Who has to be in sync before anything is confirmed, None: nobody has."""
         if election is not None:
             self.tenure = self._enough = Tenure(election, self._silent_s)
-            self._leader.session = election.seat.process
-            self._leader.cluster = election.document.cluster
+            self._leader.session, self._leader.cluster = election.seat.process, election.document.cluster
             self._leader.may_be_cut = self.tenure.membership.may_be_cut
+            self._leader.level = self.tenure.level
         self.passed = PassedOn(key, self._leader.cluster, self._tls) if election is not None else None
         """Takes clients' connections that other nodes of the cluster pass on."""
         self._clock = SystemClock()

@@ -223,8 +223,11 @@ class Tenure:
                 self._again_at = time.monotonic() + AGAIN_S
             self._end_if_over()
             return
+        level = self.membership.document.level
         self.membership.changed(version)
         members = self.membership.document.members
+        if level != self.membership.document.level:
+            log.info("the cluster is at level %d", self.membership.document.level)
         log.info("in sync: %d nodes, %s", len(members), ", ".join(member[:8] for member in members))
         self.on_change()
 
@@ -256,6 +259,10 @@ class Tenure:
     def knows(self, member: str) -> bool:
         """Return whether a follower is a member, or the register has been asked to add it."""
         return member in self.membership.waits
+
+    def level(self) -> int:
+        """Return the level that followers have to know."""
+        return self.membership.level
 
     def others(self) -> list[str]:
         """Return the members beside this one. They have everything that was confirmed."""
