@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -204,6 +205,32 @@ def test_a_stop_ends_although_its_last_writes_fail(tmp_path: Path) -> None:
 
     with pytest.raises(StoreError):
         run_loop(main())
+
+
+def test_a_job_that_is_not_finished_does_not_go_on_when_the_directory_has_been_left(tmp_path: Path) -> None:
+    """A broker with many queues that was stopped just behind its start read closed files, said that they were damaged, and ended with 1."""
+
+    async def main() -> None:
+        server = Server(Config(data_dir=tmp_path, port=0, http_port=None))
+        await server.start()
+        left: list[bool] = []
+
+        def work() -> Iterator[None]:
+            while True:
+                left.append(server.store.ended_in_order)
+                server.schedule()
+                yield
+
+        server.broker.jobs.start(work())
+        server.schedule()
+        await server.stop()
+        await server.run_until_stopped()
+        for _ in range(3):
+            server.schedule()
+            await asyncio.sleep(0)
+        assert left and not any(left)
+
+    run_loop(main())
 
 
 def test_a_full_disk_that_fails_next_has_confirmed_nothing() -> None:

@@ -20,7 +20,7 @@ cdef class Driving(Driver):
     cdef public object poller
     cdef public object _loop, _due, _lazy, _timer, _error, tenure
     cdef public Syncer _syncer
-    cdef public bint _turn_wanted, lagging
+    cdef public bint _turn_wanted, _left, lagging
     cdef public int _quick, _without
     cdef public long long _timer_ms
     cdef public double _full_sync_at

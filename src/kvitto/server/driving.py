@@ -77,6 +77,8 @@ class Driving(Driver):
         self._heard = 0
         """The bytes received in this second."""
         self._error: Exception | None = None
+        self._left = False
+        """Whether the data directory is being left, or has been, so that no further turn may touch it."""
 
     def fail(self, error: Exception) -> None:
         """Stop without confirming anything, because the disk cannot be trusted any more (C8)."""
@@ -99,7 +101,7 @@ class Driving(Driver):
 
     def guard(self, action: Callable[..., object], *args: Any) -> None:
         """Run an action for the loop. If it fails the broker stops, because it must not confirm work that it cannot finish (C8)."""
-        if self._error is None:
+        if self._error is None and not self._left:
             try:
                 action(*args)
             except Exception as error:  # noqa: BLE001 - top of the loop
@@ -109,7 +111,7 @@ class Driving(Driver):
         """Run a turn if the input of the peers has asked for one."""
         if self._turn_wanted:
             self._turn_wanted = False
-            if self._error is None:
+            if self._error is None and not self._left:
                 try:  # as `guard` does, which takes any function, and so costs more
                     self._do_turn()
                 except Exception as error:  # noqa: BLE001 - top of the loop

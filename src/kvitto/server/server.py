@@ -460,6 +460,7 @@ class Server(Driving):
         if self._syncer is not None:
             self._syncer.stop()
             self.store.disk.remover = None
+        self._left = True  # jobs of the broker may not be finished, and go on at the next start
         try:
             if self._error is None:
                 if self.followers is not None:
