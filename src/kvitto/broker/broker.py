@@ -120,7 +120,8 @@ class Broker(Turning):
         delaying.started(self)
         passing.started(self)
         self._drop_orphans()
-        self.store.compact_definitions()
+        if self.store.definitions.stale:
+            self.store.compact_definitions()
         for queue in self.queues.values():
             queue.recover()
             self.faults.recovered(queue)

@@ -69,6 +69,8 @@ WATCH_S = 1.0
 """A follower asks the register this often whether its leader still leads."""
 REST_S = 0.2
 AT_ONCE_S = 0.01
+STARTS_S = 0.03
+"""A leader whose broker starts is tried again after this time, since its clients wait for its followers."""
 DEFER_S = 2.0
 """If an operator has chosen another node as the next leader, this node waits this long before it tries to lead."""
 AGAIN_MAX_S = 1.0
@@ -431,7 +433,7 @@ class Candidate:
         elif follower.place > before:
             self._pause = AT_ONCE_S  # if its process has ended its machine refuses connections
         else:
-            self._pause = AGAIN_S if starts else min(max(2 * self._pause, AGAIN_S), AGAIN_MAX_S)
+            self._pause = STARTS_S if starts else min(max(2 * self._pause, AGAIN_S), AGAIN_MAX_S)
         time.sleep(self._pause)
 
     def _is_dead(self, seat: Seat) -> None:

@@ -59,7 +59,7 @@ SHOW_BYTES = 1 << 20
 """A follower that is further behind than this is logged every SHOW_S."""
 FINISH_S = 5.0
 """At the end a follower gets this much time to take what is left."""
-LOOK_S = 0.02
+LOOK_S = 0.005
 """A start that waits for followers looks this often whether they are in sync."""
 SILENT_S = 3.0
 """Publishers are blocked as if a follower were not in sync if nothing has come from it for this time. It answers four times a second."""

@@ -192,6 +192,14 @@ class Definitions:
         dead = self._file.end - self._live
         return dead > max(COMPACT_BYTES, 2 * self._live) and self._file.end >= self._tried + COMPACT_BYTES
 
+    @property
+    def stale(self) -> bool:
+        """Whether a start has to rewrite the log: it has lines that are not durable, or is more than half obsolete.
+
+        Otherwise the start, for which clients of a cluster wait, goes without the syncs of a compaction.
+        """
+        return self.file.durable < self.file.end or self.file.end > 2 * self._live
+
     def load(
         self, in_order: bool = False, missing: Callable[[Defined], None] = lambda said: None, known: int = 0
     ) -> Defined:

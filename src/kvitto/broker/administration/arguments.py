@@ -177,7 +177,10 @@ def read_settings(arguments: dict[str, Any], lasting: bool = True) -> QueueSetti
 
     `lasting`: the queue is durable and not exclusive.
     """
+    return _read_settings(arguments, lasting) if arguments else PLAIN
 
+
+def _read_settings(arguments: dict[str, Any], lasting: bool) -> QueueSettings:
     read = ArgumentReader(arguments)
     overflow, on_alarm = read.one_of("x-overflow", OVERFLOWS), read.one_of("x-on-alarm", ON_ALARM)
     kind = read.one_of("x-queue-type", QUEUE_TYPES)
@@ -305,3 +308,7 @@ def with_policy(arguments: dict[str, Any], policy: Mapping[str, Any]) -> dict[st
     if "x-dead-letter-exchange" not in merged:
         merged.pop("x-dead-letter-routing-key", None)
     return merged
+
+
+PLAIN = _read_settings({}, True)
+"""The settings of queues without arguments: a start with many queues does not read nothing for each of them."""
