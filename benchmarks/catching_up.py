@@ -1,10 +1,11 @@
 """How fast a node with an empty directory gets what waits, and what publishers feel of it meanwhile.
 
-    python -m benchmarks.catching_up [--nodes 3] [--gb 10] [--queues 1000] [--place DIR]
+    python -m benchmarks.catching_up [--nodes 3] [--gb 10] [--queues 1000] [--place DIR] [--other-disk DIR]
 
-Nodes and an etcd run on this machine, so all directories are on one disk. `--gb` of durable messages of 100 KB wait in `--queues` queues.
+Nodes and an etcd run on this machine, so all directories are on one disk, unless `--other-disk` names a directory on another one for the
+node that catches up. `--gb` of durable messages of 100 KB wait in `--queues` queues.
 A follower is killed, and started with an empty directory. Its rate is compared with that of a plain copy of the leader's directory to the
-same disk, each file synced. A probe publishes one message after the other to the leader: its 99th percentile when nothing else happens,
+same disk as the follower's, each file synced. A probe publishes one message after the other to the leader: its 99th percentile when nothing else happens,
 while the plain copy is made, which shows what the disk alone does to it, and while the node catches up.
 """
 
@@ -48,7 +49,10 @@ def p99_ms(taken: Sequence[float]) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    options = parser_for("catching_up", __doc__, PLACE).parse_args(arguments)
+    parser = parser_for("catching_up", __doc__, PLACE)
+    parser.add_argument("--other-disk", type=Path, metavar="DIR", help="where the node that catches up has its files")
+    options = parser.parse_args(arguments)
+    there = options.place if options.other_disk is None else options.other_disk / "kvitto-catching-up"
     shutil.rmtree(options.place, ignore_errors=True)
     cluster = KvittoCluster(options.place, options.nodes)
     probe: Probe | None = None
@@ -61,14 +65,17 @@ def main(arguments: Sequence[str]) -> int:
         node = cluster.nodes[cluster.nodes.index(cluster.leader) - 1]
         node.kill()
         shutil.rmtree(node.data)
+        if options.other_disk is not None:
+            (there / "node").mkdir(parents=True)
+            node.data.symlink_to(there / "node")
         probe = Probe(cluster.leader)
         time.sleep(QUIET_S)
         quiet, probe.taken = probe.taken, []
         began = time.monotonic()
-        size = copy(cluster.leader.data, options.place / "copy")
+        size = copy(cluster.leader.data, there / "copy")
         copied_s = time.monotonic() - began
         copying = probe.taken
-        shutil.rmtree(options.place / "copy")
+        shutil.rmtree(there / "copy")
         time.sleep(QUIET_S)
         probe.taken = []
         began = time.monotonic()
@@ -81,6 +88,7 @@ def main(arguments: Sequence[str]) -> int:
             probe.end()
         cluster.close()
         shutil.rmtree(options.place, ignore_errors=True)
+        shutil.rmtree(there, ignore_errors=True)
     rows = [
         ("nothing", "", "", p99_ms(quiet)),
         ("a plain copy", f"{copied_s:.1f} s", f"{size / copied_s / 1e6:.0f} MB/s", p99_ms(copying)),

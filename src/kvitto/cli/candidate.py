@@ -264,7 +264,8 @@ class Candidate:
             except StreamError as error:
                 why = f"nobody leads; this node cannot: {error}"
             self._say(why)
-            time.sleep(REST_S)
+            promised_s = self._promised_until - boottime()
+            time.sleep(min(promised_s, REST_S) if promised_s > 0 else REST_S)
 
     def _seen(self, at_start: bool = False) -> Seen:
         """Read the register, again and again until it answers. Raises Refused at a start that the register does not allow."""
@@ -389,10 +390,11 @@ class Candidate:
             )
             self._scrubbing = scrub(follower)
         follower.turn_to(seat.address)
-        watch, why, before, starts, full = None, "", follower.place, False, False
+        watch, why, before, starts, full, silent = None, "", follower.place, False, False, False
         silence = AGAIN_SILENCE_S if self._followed == seat.process else SILENCE_S
+        began = boottime()
         if seat.process != self._tried:
-            self._tried, self._in_touch_at = seat.process, boottime()
+            self._tried, self._in_touch_at = seat.process, began
         try:
             with connected(address(seat.address), AGAIN_SILENCE_S, self._tls, silence) as sock:
                 self._sock = sock
@@ -420,7 +422,7 @@ class Candidate:
         except StreamError as error:
             why = f"refused what came: {error}"
         except OSError as error:
-            why = why_ended(error)
+            why, silent = why_ended(error), boottime() - began >= AGAIN_SILENCE_S
             self._complain(seat)
         finally:
             self._sock = None
@@ -430,8 +432,9 @@ class Candidate:
         self._say(f"{seat.address}: {why}; trying again")
         if full:
             self._pause = AGAIN_MAX_S  # it may have to compare all its files each time
-        elif follower.place > before:
-            self._pause = AT_ONCE_S  # if its process has ended its machine refuses connections
+        elif follower.place > before or silent or (watch is not None and watch.over):
+            # If its process has ended, its machine refuses the next connection. If it was silent, its seat may be free at any moment.
+            self._pause = AT_ONCE_S
         else:
             self._pause = STARTS_S if starts else min(max(2 * self._pause, AGAIN_S), AGAIN_MAX_S)
         time.sleep(self._pause)
@@ -640,6 +643,8 @@ class Watch:
         self._register = register
         self._seat = seat
         self._sock = sock
+        self.over = False
+        """Whether it has ended the connection."""
         self._ended = threading.Event()
         threading.Thread(target=self._run, name="kvitto-watch", daemon=True).start()
 
@@ -651,6 +656,7 @@ class Watch:
                 seat = seen.seat
                 over = self._silent_s() > PROMISE_S if seat is None else seat.process != self._seat.process
                 if over and not self._ended.is_set():
+                    self.over = True
                     with suppress(OSError):
                         # with TLS its own `shutdown` would take the encryption away below the other thread
                         socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
