@@ -15,6 +15,7 @@ from kvitto.cluster.handshake import Refused
 from kvitto.cluster.link import Behind
 from kvitto.cluster.promotion import promote
 from kvitto.cluster.records import Kind, StreamError, two_paths
+from kvitto.cluster.state import HISTORY_KEPT, new_entry, new_id
 from kvitto.store import paths
 from kvitto.store.segment import Segment, salts
 from kvitto.store.store import Store
@@ -182,6 +183,27 @@ def test_what_was_replaced_is_kept_for_a_day() -> None:
     pair.leading.clock.advance(2 * 3600 + LOOK_MS / 1000)
     pair.rest()
     assert not replaced(pair.disk)
+
+
+def test_a_full_disk_gets_room_from_what_earlier_leaders_have_replaced() -> None:
+    """A history keeps the latest elections only. When it was as long as it may be, a node took all leaders for one, and stayed full."""
+    pair = following()
+    name = "queues/" + "0" * 32 + "/mine"
+    elections = [new_entry(), *map(new_entry, range(1, HISTORY_KEPT + 1))]
+    for epoch in (500, 501):
+        pair.disk.makedirs(name.rpartition("/")[0])
+        pair.disk.open(name, create=True).write_at(0, [b"mine"])
+        pair.disk = pair.disk.kill()
+        pair.leading.leader.history = [*elections, new_entry(epoch)]
+        pair.leading.leader.session = new_id()
+        pair.begin()
+        pair.follower._judge = lambda own, leaders: ""
+        pair.pump()
+        pair.leading.clock.advance(2)
+    assert {found.partition("-")[0] for found in pair.disk.listdir("replaced")} == {"500", "501"}
+    assert pair.follower.make_room()
+    assert {found.partition("-")[0] for found in pair.disk.listdir("replaced")} == {"501"}
+    assert not pair.follower.make_room(), "the leader of now may be the wrong one, if etcd was set back"
 
 
 def test_a_copy_that_the_leader_calls_damaged_is_kept() -> None:

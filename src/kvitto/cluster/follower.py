@@ -39,6 +39,7 @@ from kvitto.cluster.ring import Ring
 from kvitto.cluster.state import (
     Following,
     Member,
+    epoch_of,
     forget_boot,
     new_id,
     read_following,
@@ -317,7 +318,7 @@ class Follower:
             yield self._frames.encode(Kind.SUMS, 0, length, b"".join((NAMED.pack(len(name)), name, *sums)))
 
     def _acknowledgement(self) -> bytes:
-        payload = ACKNOWLEDGEMENT.pack(len(self.history), self.synced, self.disk.free_bytes(), 0)
+        payload = ACKNOWLEDGEMENT.pack(self.epoch, self.synced, self.disk.free_bytes(), 0)
         return self._frames.encode(Kind.ACK, 0, 0, payload)
 
     # -- what comes ------------------------------------------------------------------------------------------------
@@ -626,7 +627,7 @@ class Follower:
 
     def _place_aside(self, path: str) -> str:
         if not self._aside:
-            self._aside = f"{paths.REPLACED}/{len(self.history)}-{stamp(self.clock.now_ms())}"
+            self._aside = f"{paths.REPLACED}/{self.epoch}-{stamp(self.clock.now_ms())}"
         first = target = f"{self._aside}/{path}"
         more = 1
         while self.disk.exists(target):
@@ -718,12 +719,17 @@ class Follower:
         self._drop_replaced()
         self.tell(f"following {self.where}{moved}")
 
+    @property
+    def epoch(self) -> int:
+        """The epoch of the leader's election; without elections, how many leaders its history has."""
+        return epoch_of(self.history) or len(self.history)
+
     def make_room(self) -> bool:
         """Remove what was replaced before the latest election, because the disk is full. Return whether there was anything.
 
         What the leader of now has replaced stays, as it may be the wrong one, if etcd was set back.
         """
-        return self._drop_replaced(stamp(self.clock.now_ms()), f"{len(self.history)}-")
+        return self._drop_replaced(stamp(self.clock.now_ms()), f"{self.epoch}-")
 
     def _drop_replaced(self, before: str = "", but: str = "-") -> bool:
         """Remove the files that were replaced more than a day ago, or before another time. Return whether there were any."""
