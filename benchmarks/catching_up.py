@@ -5,8 +5,8 @@
 Nodes and an etcd run on this machine, so all directories are on one disk, unless `--other-disk` names a directory on another one for the
 node that catches up. `--gb` of durable messages of 100 KB wait in `--queues` queues. A follower is killed, and started with an empty
 directory. Its rate is compared with that of a plain copy of the leader's directory to the same disk as the follower's, each file synced. A
-probe publishes one message after the other to the leader: its 99th percentile when nothing else happens, while the plain copy is made, which
-shows what the disk alone does to it, and while the node catches up.
+probe publishes one message after the other to the leader: its 99th percentile when nothing else happens, while the plain copy is made,
+which shows what the disk alone does to it, and while the node catches up.
 """
 
 from __future__ import annotations
