@@ -64,7 +64,9 @@ AGAIN_SILENCE_S = 1.0
 COMPLAIN_S = 3.0
 """A member that has not reached the leader for this time says so in the register, where the leader sees it."""
 COMPLAINT_TTL_S = 3
-"""A complaint ends after this time. It is written again with each attempt that fails, and not when the leader is heard again."""
+"""A complaint ends after this time, and is not taken back when the leader is heard again."""
+COMPLAIN_AGAIN_S = 1.0
+"""A complaint is written again with the first attempt that fails after this time. Each one is two writes of etcd."""
 WATCH_S = 1.0
 """A follower asks the register this often whether its leader still leads."""
 REST_S = 0.2
@@ -194,6 +196,8 @@ class Candidate:
         """The leader's process that this node has tried to reach last."""
         self._in_touch_at = boottime()
         """The time at which this node has last heard the leader or worked on what it had sent; before that, of the first attempt."""
+        self._complained = "", 0.0
+        """The leader's process about which this node has complained last, and when."""
         no_room = os.environ.pop(ANEW, None)
         self._is_anew = no_room is not None
         """Whether this process has led before: then others are to lead first."""
@@ -468,6 +472,10 @@ class Candidate:
             return
         if self._follower is not None and self._follower.damage:
             return
+        process, at = self._complained
+        if process == seat.process and boottime() - at < COMPLAIN_AGAIN_S:
+            return
+        self._complained = seat.process, boottime()
         with suppress(Unanswered, RegisterError):
             self._register.complain(Complaint(me, seat.process), self._register.grant(COMPLAINT_TTL_S))
 
@@ -573,6 +581,7 @@ class Candidate:
             self._say(str(error))
             now = self._seen()  # it may have happened all the same
             if now.seat != seat or now.document is None or now.document.epoch != document.epoch + 1:
+                time.sleep(REST_S)  # an etcd whose disk is full still answers reads, at once
                 return None
             wanted, version = now.document, now.version
         if version is None:
