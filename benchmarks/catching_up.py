@@ -54,6 +54,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     there = options.place if options.other_disk is None else options.other_disk / "kvitto-catching-up"
     shutil.rmtree(options.place, ignore_errors=True)
+    shutil.rmtree(there, ignore_errors=True)
     cluster = KvittoCluster(options.place, options.nodes)
     probe: Probe | None = None
     try:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from kvitto.base.errors import ChannelError
 from kvitto.broker.queues.queue import Queue
+from kvitto.store.definitions import Definitions
 from kvitto.store.record import Append, Record
 from tests.support.harness import BrokerHarness, address
 from tests.support.simdisk import PowerCut, SimDisk
@@ -83,6 +84,37 @@ def test_what_is_durable_is_the_same_after_a_start(steps: list[tuple[Any, ...]])
     assert picture(harness) == before
     harness.kill()
     assert len(harness.store.definitions._list()) == defined
+
+
+def test_a_start_that_brings_nothing_new_leaves_the_definitions_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind an election clients wait for a start: it makes no new file of the definitions, which takes four syncs."""
+    harness = BrokerHarness()
+    harness.declare("q")
+    compact, compacted = Definitions.compact, list[Definitions]()
+
+    def counted(definitions: Definitions) -> None:
+        compacted.append(definitions)
+        compact(definitions)
+
+    monkeypatch.setattr(Definitions, "compact", counted)
+    before = picture(harness)
+    for end in (harness.restart, harness.kill, lambda: harness.cut(Random(1))):
+        end()
+        assert picture(harness) == before
+    assert not compacted
+    for number in range(10):
+        harness.declare(f"q{number}")
+        harness.broker.vhosts["/"].delete_queue(harness.broker.vhosts["/"].queues[f"q{number}"])
+    harness.restart()
+    assert picture(harness) == before and len(compacted) == 1
+
+
+def test_what_the_first_start_defines_is_durable() -> None:
+    harness = BrokerHarness()
+    before = picture(harness)
+    for seed in range(5):
+        harness.cut(Random(seed), hostile=True)
+        assert picture(harness) == before
 
 
 def test_a_vhost_takes_its_bindings_between_predeclared_exchanges_with_it() -> None:

@@ -181,6 +181,17 @@ class Cluster:
             return self.register.read()
         return None
 
+    def wait_for_register(self) -> Seen:
+        """Return what the register holds, as soon as it answers."""
+        found: list[Seen] = []
+
+        def answered() -> bool:
+            found.extend(filter(None, [self._seen()]))
+            return bool(found)
+
+        wait_until(answered, what="the register answers")
+        return found[0]
+
     def publisher(self) -> Publisher:
         """Return one that publishes to whichever node leads."""
         return Publisher(lambda: [node.connect for node in self.nodes])

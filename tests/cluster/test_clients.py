@@ -16,7 +16,7 @@ import pytest
 
 import kvitto
 from kvitto.base.config import address
-from kvitto.cli.candidate import silent_s
+from kvitto.cli.candidate import unheard_s
 from kvitto.client.errors import AMQPError
 from kvitto.cluster.handshake import Inbox, read_key
 from kvitto.cluster.passing import AMQP, HTTP, MAGIC, Client, Elsewhere, Passing
@@ -272,7 +272,7 @@ def test_a_node_whose_leader_stands_still_is_not_ready_until_it_is_heard_again(t
 
 def member(cluster: Cluster, leader: Node) -> str:
     """The name of the member that sits in the leader's seat."""
-    seat = cluster.register.read().seat
+    seat = cluster.wait_for_register().seat
     assert seat is not None and seat.address == leader.address
     return seat.member
 
@@ -282,13 +282,13 @@ def test_what_has_come_and_was_not_read_yet_is_no_silence() -> None:
     mine, others = socket.socketpair()
     with mine, others:
         since = boottime() - 100.0
-        assert silent_s(mine, since) >= 100.0
+        assert unheard_s(mine, since) >= 100.0
         others.sendall(b"x")
-        assert silent_s(mine, since) == 0.0
+        assert unheard_s(mine, since) == 0.0
         mine.recv(1)
-        assert silent_s(mine, since) >= 100.0
-    assert silent_s(mine, since) >= 100.0, "it is closed"
-    assert silent_s(None, since) == 0.0, "there was no connection yet"
+        assert unheard_s(mine, since) >= 100.0
+    assert unheard_s(mine, since) >= 100.0, "it is closed"
+    assert unheard_s(None, since) == 0.0, "there was no connection yet"
 
 
 def test_clients_that_send_half_a_head_are_few(cluster: Cluster) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -96,12 +97,13 @@ def test_a_complaint_takes_the_place_of_an_earlier_one_and_goes_with_its_lease(r
 LARGE = base64.b64encode(b"x" * (ANSWER_BYTES_MAX + 1)).decode()
 
 
-def spoil(register: Etcd, key: str) -> None:
+def spoil(register: Etcd, key: str, value: str = LARGE) -> None:
     """Write more under a key than Kvitto ever does."""
-    put = {"key": base64.b64encode(key.encode()).decode(), "value": LARGE}
+    put = {"key": base64.b64encode(key.encode()).decode(), "value": value}
     register._call("/v3/kv/txn", {"success": [{"requestPut": put}]})
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_complaint_that_is_too_large_is_none(register: Etcd) -> None:
     """A leader would not know any more whether the seat is still its own, and who was elected."""
     register.create(FIRST)
@@ -114,6 +116,24 @@ def test_a_complaint_that_is_too_large_is_none(register: Etcd) -> None:
     assert register.read().complaint == Complaint("B", "p")
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may take its time for a MiB of JSON."""
+    monkeypatch.setattr(module, "ENDPOINT_S", module.CALL_S)
+
+
+@pytest.mark.usefixtures("patient")
+def test_keys_that_are_too_large_together_are_not_to_be_removed(register: Etcd) -> None:
+    """The document is the cluster's truth: nobody is told to remove it for what another key holds."""
+    for key in ("kvitto/test/document", "kvitto/test/leader"):
+        spoil(register, key, LARGE[: len(LARGE) * 3 // 5 // 4 * 4])
+    with pytest.raises(
+        NotAllowed, match="the keys kvitto/test/leader and kvitto/test/document hold more than Kvitto writes: look at"
+    ):
+        register.read()
+
+
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("key", ["kvitto/test/document", "kvitto/test/leader"])
 def test_a_key_that_is_too_large_is_named(register: Etcd, key: str) -> None:
     """Nodes try again, as if etcd were away: an operator has to mend it."""
@@ -121,7 +141,7 @@ def test_a_key_that_is_too_large_is_named(register: Etcd, key: str) -> None:
     register.elect(FIRST.elected("A"), register.read().version, SEAT, register.grant(5), None)
     spoil(register, key)
     spoil(register, "kvitto/test/complaint")
-    with pytest.raises(NotAllowed, match=f"the key {key} holds .* than 1 MiB.*: `etcdctl del {key}`; "):
+    with pytest.raises(NotAllowed, match=f"the key {key} holds .* than 1 MiB.*: .*`etcdctl del {key}`"):
         register.read()
 
 
@@ -135,14 +155,20 @@ def test_a_leader_takes_its_seat_again_if_an_operator_has_removed_it() -> None:
         assert version is not None
         held = Lease(register, SEAT, lease, 0.0)
         held.version = lambda: version
+
+        def seats() -> list[Seat | None]:
+            with suppress(Unanswered):  # a busy machine may take longer than a call may
+                return [register.read().seat]
+            return []
+
         try:
             spoil(register, "kvitto/test/leader")
             wait_until(lambda: "kvitto/test/leader" in held._said, what="the key is named")
             del server.kept[base64.b64encode(b"kvitto/test/leader").decode()]
-            wait_until(lambda: register.read().seat == SEAT, what="the seat is its own again")
+            wait_until(lambda: SEAT in seats(), what="the seat is its own again")
         finally:
             held.stop(give_up=True)
-        assert register.read().seat is None
+        wait_until(lambda: None in seats(), what="it has given the seat up")
 
 
 def test_what_is_not_answered_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:

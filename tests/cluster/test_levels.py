@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,27 +22,32 @@ from tests.support.etcd import FakeEtcd
 from tests.support.wait import wait_until
 
 OLD, NEW = "kvitto.cli.main", "tests.cluster.newer"
-DOCUMENT = Document("c", 3, "A", ("A", "B"), 2)
+LEVEL, NEXT = levels.LEVEL, levels.LEVEL + 1
+DOCUMENT = Document("c", 3, "A", ("A", "B"), 2, LEVEL)
 
 
 def test_a_document_of_a_known_level_is_read_and_no_other_one(monkeypatch: pytest.MonkeyPatch) -> None:
     assert decoded(DOCUMENT.encoded()) == DOCUMENT
-    newer = Document("c", 3, "A", ("A", "B"), 2, 2)
-    with pytest.raises(RegisterError, match=r"the cluster is at level 2, and this Kvitto knows 1: update it"):
+    newer = replace(DOCUMENT, level=NEXT)
+    with pytest.raises(
+        RegisterError, match=f"the cluster is at level {NEXT}, and this Kvitto knows {LEVEL}: update it"
+    ):
         decoded(newer.encoded())
-    monkeypatch.setattr(levels, "LEVEL", 2)
+    monkeypatch.setattr(levels, "LEVEL", NEXT)
     assert decoded(newer.encoded()) == newer and decoded(DOCUMENT.encoded()) == DOCUMENT
-    for wrong in (0, -1, "1", None, 1.0):
+    for wrong in (0, -1, "1", None, 1.0, True):
         with pytest.raises(RegisterError, match="cannot be read"):
             decoded(json.dumps({**json.loads(DOCUMENT.encoded()), "level": wrong}))
+    with pytest.raises(RegisterError, match="cannot be read"):
+        decoded("[" * 100_000)
 
 
 def test_the_register_is_asked_for_a_level_until_it_has_it() -> None:
     membership = Membership("A", DOCUMENT, 7)
     assert membership.propose([], []) is None
-    membership.level = 2
+    membership.level = NEXT
     asked = membership.propose([], [])
-    assert asked == Document("c", 3, "A", ("A", "B"), 2, 2)
+    assert asked == replace(DOCUMENT, level=NEXT)
     membership.not_changed(None)
     assert membership.propose([], []) == asked
     membership.not_changed(Seen("r", asked, 8, None))
@@ -47,15 +55,13 @@ def test_the_register_is_asked_for_a_level_until_it_has_it() -> None:
     membership.propose([], [])
     membership.changed(9)
     lost = membership.propose(["C"], [])
-    assert lost is not None and lost.level == 2
+    assert lost is not None and lost.level == NEXT
 
 
 def test_a_follower_that_does_not_know_the_level_is_refused() -> None:
     pair = Pair()
-    pair.leading.leader.level = lambda: levels.LEVEL + 1
-    with pytest.raises(
-        Refused, match=r"what is written here has level 2, and the follower knows 1: update the follower"
-    ):
+    pair.leading.leader.level = lambda: NEXT
+    with pytest.raises(Refused, match=f"has level {NEXT}, and the follower knows {LEVEL}: update the follower"):
         pair.pump()
 
 
@@ -77,53 +83,66 @@ def change(cluster: Cluster, node: Node, program: str) -> None:
     cluster.wait_in_sync(3)
 
 
+def control(node: Node, *words: str) -> subprocess.CompletedProcess[str]:
+    return command("ctl", "--uri", f"http://127.0.0.1:{node.http}", *words)
+
+
 def test_nodes_are_updated_one_after_another_while_clients_publish(cluster: Cluster) -> None:
     cluster.wait_in_sync(3)
     leader = cluster.wait_for_leader()
-    uri = f"http://127.0.0.1:{leader.http}"
 
     def level() -> int:
-        document = cluster.register.read().document
+        document = cluster.wait_for_register().document
         assert document is not None
         return document.level
 
+    def says(text: str) -> None:
+        """Ask for the upgrade until this is the answer: a connection of a node may have just broken, or begun."""
+
+        def said() -> bool:
+            done = control(cluster.wait_for_leader(), "cluster_upgrade")
+            return text in done.stdout + done.stderr
+
+        wait_until(said, what=text)
+
+    def leads(node: Node) -> bool:
+        """Have a node lead."""
+        member = re.findall("member=([0-9a-f]+)", "".join(node.said))[-1]
+        leader = cluster.wait_for_leader()
+        if leader is not node:
+            control(leader, "cluster_transfer", member)
+        return leader is node
+
     with cluster.publisher() as publisher:
         publisher.more(100)
-        done = command("ctl", "--uri", uri, "cluster_upgrade")
-        assert done.returncode == 0 and "at level 1, the highest that its nodes know" in done.stdout, done
+        says(f"the cluster is at level {LEVEL}, the highest that its nodes know")
         for node in [*(node for node in cluster.nodes if node is not leader), leader]:
             change(cluster, node, NEW)
             publisher.more(100)
-        assert level() == 1, "nobody has said that it may be raised"
+        assert level() == LEVEL, "nobody has said that it may be raised"
         new = cluster.wait_for_leader()
         others = [node for node in cluster.nodes if node is not new]
         change(cluster, others[0], OLD)
-        uri = f"http://127.0.0.1:{new.http}"
-        done = command("ctl", "--uri", uri, "cluster_upgrade")
-        assert done.returncode == 1 and "knows level 1, this one 2: update it first" in done.stderr, done
+        says(f"knows level {LEVEL}, this one {NEXT}: update it first")
+        wait_until(lambda: leads(others[0]), what="the old one leads")
+        cluster.wait_in_sync(3)
+        says(f"knows level {NEXT}, and this one {LEVEL}: have that one lead, and update this one")
+        change(cluster, others[0], NEW)
+        new = cluster.wait_for_leader()
+        others = [node for node in cluster.nodes if node is not new]
         for node in others:
             assert node.stop() == 0
-        done = command("ctl", "--uri", uri, "cluster_upgrade")
-        assert done.returncode == 1 and "is away, so it is not known whether it has been updated" in done.stderr, done
+        says("is away, so it is not known whether it has been updated")
         for node in others:
-            node.program = NEW
             node.start()
-        said: list[str] = []
-
-        def accepted() -> bool:
-            said.append(command("ctl", "--uri", uri, "cluster_upgrade").stdout)
-            return bool(said[-1])
-
-        wait_until(accepted, what="all nodes are back")
-        assert "goes from level 1 to 2" in said[-1]
-        wait_until(lambda: lines(new, "the cluster is at level 2"), what="the level is raised")
+        says(f"goes from level {LEVEL} to {NEXT}")
+        wait_until(lambda: lines(new, f"the cluster is at level {NEXT}"), what="the leader says so")
         publisher.more(100)
-    shown = command("ctl", "--uri", uri, "--json", "cluster_status")
-    assert json.loads(shown.stdout)["cluster"]["level"] == 2
-    assert [node["level"] for node in json.loads(shown.stdout)["cluster"]["nodes"]] == [2, 2, 2]
+    shown = json.loads(control(new, "--json", "cluster_status").stdout)["cluster"]
+    assert shown["level"] == NEXT and all(node["level_max"] in (NEXT, None) for node in shown["nodes"])
     assert others[0].stop() == 0
     others[0].program = OLD
     others[0].start()
     assert others[0].process.wait() == 1
-    assert "the cluster is at level 2, and this Kvitto knows 1: update it" in others[0].log()
+    assert f"the cluster is at level {NEXT}, and this Kvitto knows {LEVEL}: update it" in others[0].log()
     new.connect().close()

@@ -125,6 +125,24 @@ def test_a_compact_log_has_one_line_per_entry(disk: RealDisk) -> None:
     definitions.close()
 
 
+def test_a_start_rewrites_a_log_if_that_brings_something(disk: RealDisk) -> None:
+    definitions = opened(disk)
+    for name in "ab":
+        definitions.put("queue", ("/", name), 1)
+    assert definitions.stale, "it is not durable"
+    definitions.sync()
+    assert not definitions.stale
+    for count in range(3):
+        definitions.put("queue", ("/", "a"), count)
+    definitions.sync()
+    assert definitions.stale, "most of it is obsolete"
+    definitions.compact()
+    assert not definitions.stale
+    Path(disk.root, paths.DEFINITIONS + ".new").write_bytes(b"left by a crash")
+    assert definitions.stale
+    definitions.close()
+
+
 def three_synced_two_not(disk: RealDisk) -> tuple[bytes, int]:
     """(the log, how much of it is known in it to be durable)"""
     definitions = opened(disk)

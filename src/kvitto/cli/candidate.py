@@ -61,6 +61,8 @@ SILENCE_S = 4.0
 """A follower gives a connection up if nothing comes from the leader for this time. A leader sends something four times a second."""
 AGAIN_SILENCE_S = 1.0
 """If a leader has been silent, the next connection is given up after this shorter time."""
+CONNECT_AGAIN_S = 0.4
+"""If a leader has been silent, and does not even accept a connection within this time, the register is asked whether its seat is free."""
 COMPLAIN_S = 3.0
 """A member that has not reached the leader for this time says so in the register, where the leader sees it."""
 COMPLAINT_TTL_S = 3
@@ -77,7 +79,8 @@ DEFER_S = 2.0
 """If an operator has chosen another node as the next leader, this node waits this long before it tries to lead."""
 AGAIN_MAX_S = 1.0
 ANEW = "KVITTO_BEGUN_ANEW"
-"""The environment variable by which a process that has led tells the process that `exec` makes of it, and why its broker had no room."""
+"""The environment variable by which a process that has led tells the process that `exec` makes of it that it has. Its value is why the
+broker had no room, or nothing."""
 LOW_S = 2.0
 """A node with little free space tries to lead only if nobody has led for this time, because its publishers would be blocked."""
 FULL_S = 5.0
@@ -317,7 +320,7 @@ class Candidate:
             ) from None
 
         def standing() -> Standing:
-            return replace(self._standing, document=self._document, silent_s=silent_s(self._sock, self._heard_at))
+            return replace(self._standing, document=self._document, silent_s=unheard_s(self._sock, self._heard_at))
 
         own = OwnAnswers(limits.of(config.limits), standing)
         self.front = Front(config, self._key, own, self._tls)
@@ -394,13 +397,16 @@ class Candidate:
             )
             self._scrubbing = scrub(follower)
         follower.turn_to(seat.address)
-        watch, why, before, starts, full, silent = None, "", follower.place, False, False, False
+        watch, why, before, starts, full, long = None, "", follower.place, False, False, False
         silence = AGAIN_SILENCE_S if self._followed == seat.process else SILENCE_S
+        connect_s = (
+            CONNECT_AGAIN_S if self._followed == seat.process and self._silent_s() > WATCH_S else AGAIN_SILENCE_S
+        )
         began = boottime()
         if seat.process != self._tried:
             self._tried, self._in_touch_at = seat.process, began
         try:
-            with connected(address(seat.address), AGAIN_SILENCE_S, self._tls, silence) as sock:
+            with connected(address(seat.address), connect_s, self._tls, silence) as sock:
                 self._sock = sock
                 watch = Watch(self._register, seat, sock, self._silent_s, self._watched)
                 why = talk(follower, sock, silence, lambda: self._heard(seat, sock), self._alive)
@@ -426,7 +432,7 @@ class Candidate:
         except StreamError as error:
             why = f"refused what came: {error}"
         except OSError as error:
-            why, silent = why_ended(error), boottime() - began >= AGAIN_SILENCE_S
+            why, long = why_ended(error), boottime() - began >= CONNECT_AGAIN_S
             self._complain(seat)
         finally:
             self._sock = None
@@ -436,8 +442,9 @@ class Candidate:
         self._say(f"{seat.address}: {why}; trying again")
         if full:
             self._pause = AGAIN_MAX_S  # it may have to compare all its files each time
-        elif follower.place > before or silent or (watch is not None and watch.over):
-            # If its process has ended, its machine refuses the next connection. If it was silent, its seat may be free at any moment.
+        elif follower.place > before or long or (watch is not None and watch.over):
+            # An attempt that took long needs no pause. If the leader was silent, its seat may be free at any moment; if its process has
+            # ended, its machine refuses the next connection.
             self._pause = AT_ONCE_S
         else:
             self._pause = STARTS_S if starts else min(max(2 * self._pause, AGAIN_S), AGAIN_MAX_S)
@@ -489,7 +496,7 @@ class Candidate:
         follower = self._follower
         if follower is not None and follower.session and not follower.copying:
             self._stand_as(FOLLOWING)
-            self._deferred_until = 0.0  # another one leads, and this node has everything again
+            self._deferred_until = 0.0  # another one leads
         else:
             self._stand_as(COMPARING)
         if sock.gettimeout() != SILENCE_S:
@@ -545,7 +552,9 @@ class Candidate:
         self._deferred_until, self._deferred_for = boottime() + seconds, why
 
     def _defer_for_room(self, why: str) -> None:
-        self._defer(FULL_S, f"this node waits for others, because it had no room when it was elected: {why}")
+        self._defer(
+            FULL_S, f"this node does not try to lead for some seconds, because it had no room when it tried last: {why}"
+        )
 
     def _led_last(self, document: Document) -> bool:
         """Return whether this directory was the last leader's, and that leader has ended in order.
@@ -623,7 +632,7 @@ def answers(text: str, timeout_s: float = AGAIN_SILENCE_S) -> bool:
     return True
 
 
-def silent_s(sock: socket.socket | None, heard_at: float) -> float:
+def unheard_s(sock: socket.socket | None, heard_at: float) -> float:
     """Return for how long nothing has come over a connection. What this node has not read yet, because it is busy, has come."""
     if sock is None:
         return 0.0

@@ -189,6 +189,7 @@ def begin_again(args: argparse.Namespace, register: Etcd) -> None:
             raise Refused("the document was changed meanwhile: stop all nodes first")
         write_member(disk, Member(member.cluster, seen.identity, member.name, member.member))
     print(f"cluster {register.name} begins anew with {args.data_dir}: start it, and the others with empty directories")
+    print(f"it is at level {level}")
     if following is not None and following.damage:
         print(f"some of its files are damaged, and what was in there is lost: {following.damage}")
     if minimum > 1:

@@ -28,7 +28,7 @@ CHECKS = {
     ),
 }
 """Command -> the last parts of the path, of which all but the first are arguments; help text."""
-NODE = ("node", "state", "in_sync", "lag_bytes", "lag_ms", "level", "address")
+NODE = ("node", "state", "in_sync", "lag_bytes", "lag_ms", "level_max", "address")
 
 
 def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:

@@ -211,7 +211,7 @@ class Link:
             )
             self._refuse(f"the follower {what}")
         level = found.get("level")
-        self.level = level if isinstance(level, int) else levels.FIRST
+        self.level = level if type(level) is int else levels.FIRST
         if self.level < leader.level():
             self._refuse(
                 f"what is written here has level {leader.level()}, and the follower knows {self.level}: update the follower"

@@ -194,14 +194,14 @@ def complaint_from(text: str) -> Complaint | None:
     try:
         found = as_object(text)
         return Complaint(_text(found, "member"), _text(found, "process"))
-    except (RegisterError, KeyError, TypeError, RecursionError):
+    except (RegisterError, KeyError, TypeError):
         return None
 
 
 def as_object(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise RegisterError("the cluster's document cannot be read: something else has written it")
@@ -215,6 +215,6 @@ def _text(found: dict[str, Any], name: str) -> str:
 
 
 def _number(found: dict[str, Any], name: str) -> int:
-    if not isinstance(found[name], int):
+    if type(found[name]) is not int:  # True is an int, too
         raise TypeError
     return int(found[name])

@@ -76,7 +76,7 @@ def alone(name: str) -> dict[str, Any]:
 
 def node(member: str, document: Document, seat: Seat | None, **more: Any) -> dict[str, Any]:
     """Return what is known of one node. What is not known is null."""
-    known = dict.fromkeys(("state", "since_ms", "address", "lag_bytes", "lag_ms", "free_bytes", "level"))
+    known = dict.fromkeys(("state", "since_ms", "address", "lag_bytes", "lag_ms", "free_bytes", "level_max"))
     leads = seat is not None and seat.member == member
     return {
         "member": member,
@@ -98,7 +98,7 @@ def follows(standing: Standing) -> dict[str, Any]:
         more: dict[str, Any] = {}
         if member == standing.member:
             more = {"state": standing.state, "since_ms": standing.since_ms, "why": standing.why or None}
-            more["level"] = levels.LEVEL
+            more["level_max"] = levels.LEVEL
         elif seat is not None and seat.member == member:
             more = {"state": LEADING, "since_ms": seat.since_ms, "address": seat.address}
         nodes.append(node(member, document, seat, **more))

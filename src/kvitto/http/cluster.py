@@ -55,7 +55,7 @@ def nodes(api: Api) -> list[dict[str, Any]]:
             lag_bytes=link.lag_bytes,
             lag_ms=followers.lag_ms(link),
             free_bytes=link.free_bytes,
-            level=link.level,
+            level_max=link.level,
         )
     for member, since_ms in followers.away.items():
         if member not in found:
@@ -67,7 +67,7 @@ def leader(api: Api, document: Document, seat: Seat) -> dict[str, Any]:
     free = api.host.store.disk.free_bytes()
     known = {"state": LEADING, "since_ms": seat.since_ms, "address": seat.address}
     return standing.node(
-        seat.member, document, seat, **known, lag_bytes=0, lag_ms=0, free_bytes=free, level=levels.LEVEL
+        seat.member, document, seat, **known, lag_bytes=0, lag_ms=0, free_bytes=free, level_max=levels.LEVEL
     )
 
 
@@ -186,17 +186,20 @@ def transfer(call: Call) -> Response:
 
 
 def upgrade(call: Call) -> Response:
-    """Have the cluster write all that its nodes know, if each of them knows more than before. It is accepted with 202: etcd is asked."""
+    """Raise the cluster's level to the highest that this node knows, if all nodes know it. It is accepted with 202: etcd is asked."""
     tenure = tenure_of(call.api)
     if tenure is None:
         raise bad_request("this broker belongs to no cluster")
     followers, membership = call.api.host.followers, tenure.membership
     known = {link.member: link.level for link in followers.links}
-    for member in sorted(membership.waits.union(tenure.others()) - known.keys()):
-        raise bad_request(f"node {member[:8]} is away, so it is not known whether it has been updated")
-    for member, level in sorted(known.items()):
-        if level < levels.LEVEL:
-            raise bad_request(f"node {member[:8]} knows level {level}, this one {levels.LEVEL}: update it first")
+    if away := sorted(membership.waits.union(tenure.others()) - known.keys()):
+        raise bad_request(f"node {away[0][:8]} is away, so it is not known whether it has been updated")
+    if old := sorted(member for member, level in known.items() if level < levels.LEVEL):
+        raise bad_request(f"node {old[0][:8]} knows level {known[old[0]]}, this one {levels.LEVEL}: update it first")
+    if newer := sorted(member for member, level in known.items() if level > levels.LEVEL):
+        raise bad_request(
+            f"node {newer[0][:8]} knows level {known[newer[0]]}, and this one {levels.LEVEL}: have that one lead, and update this one"
+        )
     before, membership.level = membership.document.level, levels.LEVEL
     return answer({"before": before, "level": levels.LEVEL}, status=202)
 

@@ -14,6 +14,7 @@ import base64
 import http.client
 import io
 import json
+import logging
 import re
 import socket
 import ssl
@@ -44,6 +45,8 @@ from kvitto.server.node_tls import ETCD, Renewed, client_context, is_about_certi
 
 NAME = r"[A-Za-z0-9_.-]{1,64}"
 PORT = 2379
+log = logging.getLogger("kvitto")
+
 CALL_S = 2.0
 """The most time that one call takes, over all endpoints."""
 ENDPOINT_S = 0.7
@@ -117,6 +120,8 @@ class Etcd:
         self._document = f"kvitto/{name}/document"
         self._leader = f"kvitto/{name}/leader"
         self._complaint = f"kvitto/{name}/complaint"
+        self._said_large = False
+        """Whether the log has said that a complaint is too large."""
         self._user_file = access.user_file
         self._token: str | None = None
         """The token that the last login has brought, "" if etcd has no users, None before a login."""
@@ -144,7 +149,7 @@ class Etcd:
             found = self._without_complaint()
         with understood():
             kept = [response.get("response_range", {}).get("kvs", [{}])[0] for response in found["responses"]]
-            document, leader, complaint = [*kept, {}][:3]
+            document, leader, complaint = [*kept, {}][:3]  # the complaint may have been left out
             return Seen(
                 identity=str(found["header"]["cluster_id"]),
                 document=decoded(_plain(document["value"])) if document else None,
@@ -161,16 +166,32 @@ class Etcd:
     def _without_complaint(self) -> dict[str, Any]:
         """Read the other two keys. Raises NotAllowed if one of them is too large, which an operator has to repair."""
         try:
-            return self._kept(self._document, self._leader)
-        except TooLarge as error:
-            why = str(error)
-        key = self._document
-        then = "stop all nodes, and say `kvitto cluster force --data-dir` with the directory of the last leader"
-        try:
-            self._kept(self._leader)
+            found = self._kept(self._document, self._leader)
         except TooLarge:
-            key, then = self._leader, "nodes go on by themselves then"
-        raise NotAllowed(f"the key {key} holds what no Kvitto has written ({why}): `etcdctl del {key}`; {then}")
+            pass
+        else:
+            if not self._said_large:
+                self._said_large = True
+                log.warning(
+                    "the key %s holds more than Kvitto writes, and is passed over: `etcdctl del %s`",
+                    *2 * [self._complaint],
+                )
+            return found
+        both = f"the keys {self._leader} and {self._document} hold"
+        # the document is the cluster's truth, and is not to be removed for what another key holds
+        for key, advice in (
+            (self._leader, f"`etcdctl del {self._leader}`; nodes go on by themselves then"),
+            (
+                self._document,
+                f"stop all nodes, `etcdctl del {self._document}`, and say `kvitto cluster force --data-dir` with the directory of the "
+                "last leader",
+            ),
+        ):
+            try:
+                self._kept(key)
+            except TooLarge as error:
+                raise NotAllowed(f"the key {key} holds what no Kvitto has written ({error}): {advice}") from None
+        raise NotAllowed(f"{both} more than Kvitto writes: look at them with `etcdctl get`")
 
     def create(self, document: Document) -> bool:
         return self._put(document, [self._is_new(self._document)]) is not None
@@ -311,7 +332,7 @@ class Etcd:
                     raise self._unsent(endpoint, error) from None
                 wants = "it may want another --etcd-cert" if endpoint[0] == "https" else "is it https:// there?"
                 raise Unanswered(f"{reason(error)}; {wants}") from None
-        if len(data) > ANSWER_BYTES_MAX:
+        if len(data) > ANSWER_BYTES_MAX and response.status == HTTP_OK:
             raise TooLarge(f"etcd at {_where(endpoint)} answers with more than {ANSWER_BYTES_MAX >> 20} MiB")
         return self._understood(endpoint, path, response.status, data)
 

@@ -59,8 +59,8 @@ SHOW_BYTES = 1 << 20
 """A follower that is further behind than this is logged every SHOW_S."""
 FINISH_S = 5.0
 """At the end a follower gets this much time to take what is left."""
-LOOK_S = 0.005
-"""A start that waits for followers looks this often whether they are in sync."""
+LOOK_S, LOOK_LATER_S = 0.005, 0.05
+"""A start that waits for followers looks this often whether they are in sync: in its first SILENT_S, and then."""
 SILENT_S = 3.0
 """Publishers are blocked as if a follower were not in sync if nothing has come from it for this time. It answers four times a second."""
 WELL_S = 5.0
@@ -185,6 +185,9 @@ class Followers:
     def begin(self, commits: GroupCommit) -> None:
         """Begin, now that this process owns the directory. Followers are told of the sync of each commit."""
         self._leader.history = begin_history(self.disk)
+        # Others that go on with this stream may not have synced what the old leader sent last. They do with this record, and so before they
+        # sync the inventory of this start, which says that it is durable.
+        self._tell_time()
 
         def begun(commit: Commit) -> None:
             before = self.ring.next
@@ -223,7 +226,7 @@ class Followers:
         place = self._tell_time() + 1
         began, said = time.monotonic(), False
         while not self.given_up and (self._enough.reached(acknowledged(self.links), place) or 0) < place:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(LOOK_S if time.monotonic() - began < SILENT_S else LOOK_LATER_S)
             if (error := failed()) is not None:
                 raise error
             if self.why_over:
@@ -501,7 +504,7 @@ class Followers:
             writer.close()
 
     def _tell(self, link: Link, level: int, why: str) -> None:
-        """Log why a connection has ended, and only now and then if nobody has proved there that he has the key."""
+        """Log why a connection has ended, and only now and then if nobody has proved there that it has the key."""
         if link.member:
             log.log(level, "follower %s: %s", link.where, why)
         else:

@@ -217,17 +217,19 @@ class Tenure:
         if asked.cancelled():  # the loop has ended
             return
         version, seen = asked.result()
+        level = self.membership.document.level
         if version is None:
             self.membership.not_changed(seen)
+        else:
+            self.membership.changed(version)
+        if self.membership.document.level != level:  # an earlier request, whose answer was lost, may have raised it
+            log.info("the cluster is at level %d", self.membership.document.level)
+        if version is None:
             if seen is None:
                 self._again_at = time.monotonic() + AGAIN_S
             self._end_if_over()
             return
-        level = self.membership.document.level
-        self.membership.changed(version)
         members = self.membership.document.members
-        if level != self.membership.document.level:
-            log.info("the cluster is at level %d", self.membership.document.level)
         log.info("in sync: %d nodes, %s", len(members), ", ".join(member[:8] for member in members))
         self.on_change()
 

@@ -194,11 +194,13 @@ class Definitions:
 
     @property
     def stale(self) -> bool:
-        """Whether a start has to rewrite the log: it has lines that are not durable, or is more than half obsolete.
+        """Whether a start has to rewrite the log: it has lines that are not durable, is more than half obsolete, or a compaction was not
+        finished.
 
         Otherwise the start, for which clients of a cluster wait, goes without the syncs of a compaction.
         """
-        return self.file.durable < self.file.end or self.file.end > 2 * self._live
+        end = self.file.end
+        return self.file.durable < end or end > 2 * self._live or self._disk.exists(NEW)
 
     def load(
         self, in_order: bool = False, missing: Callable[[Defined], None] = lambda said: None, known: int = 0

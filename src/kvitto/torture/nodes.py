@@ -52,13 +52,13 @@ def free_port() -> int:
     raise BrokerFailed(f"no free port on 127.0.0.1 from {PORTS[0]} to {PORTS[-1]}")
 
 
-def last_lines(log: Path, most: int = LAST_LINES) -> str:
+def last_lines(log: Path) -> str:
     """Return the end of a log, to be shown after its name, because the log may be in a directory that is removed soon."""
     try:
         lines = log.read_text(errors="replace").splitlines()
     except FileNotFoundError:
         return ""
-    return "".join(f"\n    {line}" for line in lines[-most:])
+    return "".join(f"\n    {line}" for line in lines[-LAST_LINES:])
 
 
 def uri_for(port: int, scheme: str = "amqp", query: str = "") -> str:

@@ -311,4 +311,4 @@ def with_policy(arguments: dict[str, Any], policy: Mapping[str, Any]) -> dict[st
 
 
 PLAIN = _read_settings({}, True)
-"""The settings of queues without arguments: a start with many queues does not read nothing for each of them."""
+"""The settings of queues without arguments, so that a start does not work them out for each of many queues."""
