@@ -115,6 +115,7 @@ class Leading(ProtocolHarness):
     def _start(self) -> None:
         self.cluster.gate = None
         self.store.commits.begun = self.begun
+        self.ring.put(Kind.TIME, 0, 0, ())  # as `Followers.begin` does
         super()._start()
 
     def begun(self, commit: Commit) -> None:
