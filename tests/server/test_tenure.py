@@ -15,7 +15,7 @@ from kvitto.server.tenure import CHANGING_S, PROMISE_S, Election, Tenure
 
 
 class FakeLink:
-    state, replaced, waits, files_done = "following", False, False, 0
+    state, replaced, waits, files_done, prefetch = "following", False, False, 0, None
 
     def __init__(self, member: str, acknowledged: int) -> None:
         self.member = member
@@ -167,6 +167,45 @@ def test_a_member_may_be_silent_while_its_files_are_compared(
     assert bool(over) == gives_up
 
 
+@pytest.mark.parametrize(
+    ("members", "minimum", "state", "stands_s", "gives_up"),
+    [
+        (
+            "B",
+            2,
+            "comparing",
+            0.0,
+            False,
+        ),  # C has everything soon, and B could confirm nothing without a third node either
+        ("B", 2, "copying", 0.0, False),
+        ("B", 2, "copying", CHANGING_S, True),  # it hangs, or is cut off, too
+        ("B", 2, "beginning", 0.0, True),
+        ("BD", 2, "copying", 0.0, True),  # B and D may reach each other
+        ("BD", 3, "copying", 0.0, True),  # C would not be enough
+        ("BDE", 4, "copying", 0.0, True),
+    ],
+)
+def test_a_leader_does_not_give_its_seat_up_while_it_is_going_to_have_enough_nodes(
+    members: str, minimum: int, state: str, stands_s: float, gives_up: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two nodes with everything that were cut off from each other took turns, and the third one began to compare its files each time."""
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    tenure = led(*members, minimum=minimum, silent_s=lambda link: stands_s)
+    tenure._again_at = float("inf")
+    over: list[str] = []
+    tenure.on_end = over.append
+    (link,) = links(C=0)
+    link.state, link.prefetch = state, ("queues/q/1.log", 0)
+    tenure.look([link], 0)
+    now += 60.0
+    if not stands_s:
+        link.prefetch = "queues/q/1.log", 1 << 20
+    tenure.look([link], 0)
+    tenure._saw(Seen("r", tenure.membership.document, 1, tenure.seat, COMPLAINS))
+    assert bool(over) == gives_up
+
+
 def test_others_wait_for_a_node_whose_files_are_changed_as_long_as_it_gets_further(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -180,3 +219,7 @@ def test_others_wait_for_a_node_whose_files_are_changed_as_long_as_it_gets_furth
     assert tenure._advancing([link], now) == [], "it hangs"
     link.files_done = 2
     assert tenure._advancing([link], now) == ["B"]
+    now += CHANGING_S
+    assert tenure._advancing([link], now) == []
+    link.prefetch = "queues/q/1.log", 1 << 20
+    assert tenure._advancing([link], now) == ["B"], "the file is large"

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from kvitto.server.listening import PROBES, end_if_cut
 from kvitto.torture import disks, network
 from kvitto.torture.disks import SmallDisk
 from kvitto.torture.network import HERE, Network
@@ -86,6 +87,44 @@ def test_a_cut_may_be_one_way_and_is_healed() -> None:
         assert wires.arrives(wires.other) and wires.arrives(wires.one)
         wires.close()
         others.close()
+        net.close()
+
+    apart(check)
+
+
+@needs_network
+def test_a_connection_between_nodes_ends_when_it_is_cut_although_nothing_is_sent() -> None:
+    """A leader did not notice that it was cut off from followers that compared their files, and never gave its seat up."""
+
+    def check() -> None:
+        net = Network(["a", "b"])
+        wires = Wires(net, "a", "b")
+        for end in (wires.one, wires.other):
+            end_if_cut(end, PROBES)
+            end.settimeout(60.0)
+        net.cut(["a"], ["b"])
+        for end in (wires.one, wires.other):
+            with pytest.raises(OSError) as ended:
+                end.recv(1)
+            assert ended.value.errno in (errno.ETIMEDOUT, errno.EHOSTUNREACH)
+        wires.close()
+        net.close()
+
+    apart(check)
+
+
+@needs_network
+def test_a_connection_between_nodes_stays_while_nothing_is_sent() -> None:
+    def check() -> None:
+        net = Network(["a", "b"])
+        wires = Wires(net, "a", "b")
+        end_if_cut(wires.one, PROBES)
+        wires.one.settimeout(3.0 * PROBES)
+        with pytest.raises(TimeoutError) as ended:
+            wires.one.recv(1)
+        assert ended.value.errno is None, "nothing has come, and the connection is there"
+        assert wires.passes(wires.one, wires.other)
+        wires.close()
         net.close()
 
     apart(check)

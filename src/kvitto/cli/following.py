@@ -21,6 +21,7 @@ from kvitto.base.errors import StoreFull
 from kvitto.cluster.follower import Follower
 from kvitto.cluster.handshake import Refused, read_key
 from kvitto.cluster.records import StreamError
+from kvitto.server.listening import CUT_S, end_if_cut
 from kvitto.server.node_tls import NodeTls, is_about_certificate, node_tls, why_not_leader
 from kvitto.server.notify import Notify
 from kvitto.server.scrubbing import Scrubbing, in_words
@@ -174,6 +175,7 @@ def talk(
     """
     sock.settimeout(silence_s)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    end_if_cut(sock, CUT_S)  # nothing is received while files are read for their checksums
     sock.sendall(follower.begin())
     heard, since = follower.heard, time.monotonic()
     while data := sock.recv(READ_BYTES):

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -29,7 +28,7 @@ from kvitto.cluster.ring import Ring, nothing
 from kvitto.cluster.state import begin_history
 from kvitto.cluster.tapping import TapDisk
 from kvitto.server.encrypted import Encrypted
-from kvitto.server.listening import bind, in_url, without_delay
+from kvitto.server.listening import CUT_S, bind, end_if_cut, in_url, without_delay
 from kvitto.server.node_tls import node_tls
 from kvitto.server.passed import NotServed, PassedOn, exactly
 from kvitto.server.strangers import Strangers
@@ -51,8 +50,6 @@ FILES = LINKS_MAX + BEGINNERS_MAX + 8 * ACCEPTED_AT_ONCE
 READ_BYTES = 64 << 10
 BUFFER_BYTES = 1 << 20
 HANDSHAKE_S = 10.0
-SILENCE_MS = 15_000
-"""A connection whose peer has acknowledged nothing that was sent for so long is broken."""
 TIME_S = 0.25
 SHOW_S = 60.0
 SHOW_BYTES = 1 << 20
@@ -569,11 +566,9 @@ def synced_bytes(links: Iterable[Link]) -> dict[str, int]:
 def set_up(writer: asyncio.StreamWriter) -> None:
     writer.transport.set_write_buffer_limits(BUFFER_BYTES)
     sock = writer.get_extra_info("socket")
-    if sock is None:
-        return
-    without_delay(sock)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_MS)
+    if sock is not None:
+        without_delay(sock)
+        end_if_cut(sock, CUT_S)
 
 
 def read_ahead(full: str, at: int) -> None:

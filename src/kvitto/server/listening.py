@@ -13,6 +13,11 @@ ANY_IPV6, ANY_IPV4 = "::", "0.0.0.0"
 TRIES = 10
 """The number of tries if the system picks a port that is in use on another address."""
 
+CUT_S = 15
+"""A connection between nodes is ended if the other machine has answered nothing for this time."""
+PROBES = 3
+"""So often it is asked in that time if nothing else is sent."""
+
 
 def in_url(host: str) -> str:
     """Return a host as it is written before a colon and a port."""
@@ -23,6 +28,19 @@ def without_delay(sock: socket.socket) -> None:
     """Send small writes at once. asyncio does this only for sockets that were made with the number of their protocol."""
     if sock.family in (socket.AF_INET, socket.AF_INET6):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def end_if_cut(sock: socket.socket, seconds: int) -> None:
+    """Have the system end a connection if the other machine has answered nothing for this time, even if nothing is sent meanwhile.
+
+    The other system answers, so its process may work, or stand still, for as long as it likes.
+    """
+    if sock.family not in (socket.AF_INET, socket.AF_INET6) or not hasattr(socket, "TCP_USER_TIMEOUT"):
+        return
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * seconds)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, seconds // PROBES)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, seconds // PROBES)
 
 
 async def bind(hosts: Sequence[str], port: int) -> list[socket.socket]:

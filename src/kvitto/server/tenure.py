@@ -98,6 +98,8 @@ class Tenure:
         """The time at which each missing member was first found to be missing."""
         self._connected: set[str] = set()
         """The nodes that reach this one. Each has sent something within SILENT_S, or its files are compared, and then it may be silent."""
+        self._catching_up: set[str] = set()
+        """The nodes whose files are compared now, and that get further."""
         self._progress: dict[str, tuple[object, float]] = {}
         """How far the comparison of each node's files has got, and since when."""
         self._acknowledged: dict[str, tuple[int, float]] = {}
@@ -156,9 +158,11 @@ class Tenure:
         lost = [member for member, since in self._missing.items() if now - since >= self._grace(member, now)]
         synced = [member for member, link in following.items() if link.acknowledged >= announced]
         cut = [link.member for link in links if link.waits]
+        advancing = self._advancing(links, now)
+        self._catching_up = {link.member for link in links if link.state in UNFINISHED}.intersection(advancing)
         if now < self._again_at:
             return
-        document = self.membership.propose(synced, lost, cut, self._advancing(links, now))
+        document = self.membership.propose(synced, lost, cut, advancing)
         if document is not None:
             loop = asyncio.get_running_loop()
             asked = loop.run_in_executor(self._worker, self._ask, document, self.membership.version)
@@ -168,7 +172,7 @@ class Tenure:
         """Return the nodes that have sent something, or whose comparison has made progress, within CHANGING_S."""
         found = []
         for link in links:
-            at = link.state, link.files_done, link.acknowledged
+            at = link.state, link.files_done, link.prefetch, link.acknowledged
             if self._progress.get(link.member, (None, 0.0))[0] != at:
                 self._progress[link.member] = at, now
             if min(now - self._progress[link.member][1], self._silent_s(link)) < CHANGING_S:
@@ -252,7 +256,12 @@ class Tenure:
             return False
         if member not in self._missing or time.monotonic() - self._began < SILENT_S:
             return False
-        return 1 + len(self.membership.waits - self._missing.keys()) < self.membership.minimum
+        waits, minimum = self.membership.waits, self.membership.minimum
+        enough = waits - self._missing.keys()
+        if len(waits & self._missing.keys()) < minimum:
+            # whoever of these led would need a node that is not in sync, too, and one would have to begin its comparison again each time
+            enough |= self._catching_up
+        return 1 + len(enough) < minimum
 
     def _end_if_over(self) -> None:
         if self.membership.why_over:
