@@ -157,6 +157,26 @@ def test_wherever_the_first_start_ends_the_next_one_has_guest() -> None:
             assert user is not None and user.may("/", "configure", "q") and list(harness.broker.vhosts) == ["/"]
 
 
+def test_power_that_goes_in_a_start_behind_a_kill_leaves_no_damage() -> None:
+    """D3: the directory of a queue whose first message nobody had synced was gone, and the inventory said already that it was durable."""
+    before = BrokerHarness()
+    before.declare("q")
+    before.settle_down()
+    before.publish("q", b"message")
+    before.turn()
+    whole = copy.deepcopy(before.disk).kill()
+    operations = whole.operations
+    BrokerHarness(whole)
+    for cut_at in range(operations + 1, whole.operations + 1):
+        for seed in range(20):
+            disk = copy.deepcopy(before.disk).kill()
+            disk.cut_at = cut_at
+            with pytest.raises(PowerCut):
+                BrokerHarness(disk)
+            again = BrokerHarness(disk.crash(Random(f"{cut_at} {seed}"), hostile=seed % 2 == 1))
+            assert not again.store.alarms
+
+
 def test_what_was_deleted_does_not_come_back() -> None:
     """W7: guest, with the public password, when the last vhost had been deleted."""
     harness = BrokerHarness()

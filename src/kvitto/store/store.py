@@ -230,7 +230,9 @@ class Store:
         disk.rmtree(paths.TRANSIENT)
         disk.rmtree(paths.STAGING)
         disk.sync_dir("")
-        # a killed process may have made an archive's directory without a sync
+        # A killed process may have made directories without a sync. The inventory will say of the files in them that they are durable.
+        if not self.ending.in_order and not self.ending.synced:
+            disk.sync_dir(paths.QUEUES)
         if not self.ending.in_order and disk.exists(paths.ARCHIVE):
             disk.sync_dir(paths.ARCHIVE)
         if fault:
