@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import signal
 import socket
@@ -24,7 +25,7 @@ from kvitto.cluster.records import StreamError
 from kvitto.server.front import HEADS_MAX
 from kvitto.server.lease import boottime
 from tests.cli.process import kvitto as command
-from tests.cluster.nodes import Cluster, Node, numbers
+from tests.cluster.nodes import Cluster, Node, lines, numbers
 from tests.http.api import Http
 from tests.support.certificates import Authority
 from tests.support.etcd import FakeEtcd
@@ -268,6 +269,27 @@ def test_a_node_whose_leader_stands_still_is_not_ready_until_it_is_heard_again(t
     finally:
         cluster.end()
         etcd.stop()
+
+
+def test_a_node_that_reads_its_files_to_compare_them_does_not_take_its_leader_for_a_silent_one(
+    cluster: Cluster,
+) -> None:
+    """It takes nothing from the connection meanwhile, and passes clients on as ever."""
+    leader, (node, _) = roles(cluster)
+    with leader.connect() as connection, connection.channel() as channel:
+        channel.queue("large", durable=True)
+        for _ in range(12):
+            channel.publish(os.urandom(1 << 20), "large")
+    node.kill()
+    node.program = "tests.cluster.slow"
+    begun, copied = len(lines(node, "comparing files with")), len(lines(leader, "is copying"))
+    node.start()
+    wait_until(lambda: len(lines(node, "comparing files with")) > begun, what="it compares its files")
+    answers = []
+    while len(lines(leader, "is copying")) == copied:
+        answers.append(api(node).call("GET", "/healthz/ready").json)
+    assert len(answers) > 1
+    assert not [answer for answer in answers if "nothing has come from" in answer.get("reason", "")]
 
 
 def member(cluster: Cluster, leader: Node) -> str:

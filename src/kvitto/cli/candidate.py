@@ -320,7 +320,7 @@ class Candidate:
             ) from None
 
         def standing() -> Standing:
-            return replace(self._standing, document=self._document, silent_s=unheard_s(self._sock, self._heard_at))
+            return replace(self._standing, document=self._document, silent_s=unheard_s(self._sock, self._in_touch_at))
 
         own = OwnAnswers(limits.of(config.limits), standing)
         self.front = Front(config, self._key, own, self._tls)
