@@ -534,6 +534,20 @@ def test_a_node_alone_that_finds_no_room_to_lead_tries_again_and_again_with_paus
         etcd.stop()
 
 
+def test_a_node_that_was_killed_when_it_noted_its_name_begins_again(cluster: Cluster) -> None:
+    cluster.wait_in_sync(3)
+    leader = cluster.wait_for_leader()
+    node = next(node for node in cluster.nodes if node is not leader)
+    node.kill()
+    cluster.wait_in_sync(2)
+    shutil.rmtree(node.data)
+    node.data.mkdir()
+    (node.data / "member.new").write_text("{")
+    node.start()
+    cluster.wait_in_sync(3)
+    assert not (node.data / "member.new").exists()
+
+
 def test_a_copy_of_the_leaders_directory_is_refused(cluster: Cluster) -> None:
     cluster.wait_in_sync(3)
     with cluster.publisher() as publisher:

@@ -307,6 +307,15 @@ def test_a_brokers_own_directory_does_not_follow() -> None:
         Pair(Leading(), harness.disk)
 
 
+def test_a_follower_whose_first_change_was_cut_short_follows() -> None:
+    """Its disk was full, or its process was killed, when it noted that it follows."""
+    disk = SimDisk(1000)
+    disk.open(paths.copying(paths.FOLLOWS), create=True).write_at(0, [b"{"])
+    pair = Pair(disk=disk)
+    pair.pump()
+    assert pair.link.state == "following" and pair.own == pair.theirs
+
+
 def test_a_copy_of_a_directory_does_not_follow_beside_it() -> None:
     pair = following()
     before = pair.link

@@ -360,7 +360,8 @@ class Candidate:
                 f"there is no {self._where}: `kvitto cluster init` makes it, on the node whose messages are kept"
             )
         if own is None:
-            names = [name for name in disk.listdir("") if name not in (paths.LOCK, paths.NOBODYS)]
+            begun = paths.LOCK, paths.NOBODYS, paths.copying(paths.MEMBER)
+            names = [name for name in disk.listdir("") if name not in begun]
             if names:
                 raise Refused(
                     f"{disk.root} is not empty and belongs to no cluster, it holds {names[0]!r}: choose an empty directory, or "

@@ -756,7 +756,9 @@ def stamp(ms: int) -> str:
 
 def refuse_others(disk: Disk) -> None:
     """Raise Refused if the directory has files, and no leader has ever sent them."""
-    names = [name for name in disk.listdir("") if name not in (paths.LOCK, paths.NOBODYS, paths.MEMBER)]
+    # a process that was killed, or whose disk was full, may have left the beginning of `follows`
+    own = paths.LOCK, paths.NOBODYS, paths.MEMBER, paths.copying(paths.FOLLOWS)
+    names = [name for name in disk.listdir("") if name not in own]
     if names:
         where = getattr(disk, "root", "the directory")
         raise Refused(
