@@ -179,6 +179,20 @@ async def test_calls_beside_the_close_of_their_channel_do_not_end_the_connection
 
 
 @asynchronous
+async def test_blocks_end_although_the_broker_reads_nothing(
+    kvitto_broker: HasUrl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program whose publish had timed out, because the broker's disk was full, waited for the end of its channel for ever."""
+    monkeypatch.setattr("kvitto.client.aio.link.CLOSE_TIMEOUT_S", 0.05)
+    async with Faults(kvitto_broker.port) as proxy, asyncio.timeout(30):
+        async with kvitto.connect(url(proxy)) as connection, connection.channel() as channel:
+            queue = await channel.queue("q", durable=True)
+            async with queue.consume(), channel.rpc():
+                proxy.stall()
+        proxy.flow()
+
+
+@asynchronous
 async def test_a_close_that_drops_bytes_says_so(
     kvitto_broker: HasUrl, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

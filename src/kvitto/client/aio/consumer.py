@@ -11,7 +11,7 @@ import contextlib
 from typing import TYPE_CHECKING, Self
 
 from kvitto.client.aio.core import ConsumerCore, IncomingMessage
-from kvitto.client.aio.link import Port, copy_of
+from kvitto.client.aio.link import Port, answered, copy_of
 from kvitto.client.errors import AMQPError, ConnectionLost, ConsumerCancelled
 from kvitto.wire import methods as m
 from kvitto.wire.tables import Table
@@ -179,7 +179,7 @@ class Consumer:
             with contextlib.suppress(
                 ConnectionLost
             ):  # with it the consumer has ended, and the broker requeues by itself
-                await future
+                await answered(future)
 
     async def __aenter__(self) -> Self:
         async with self._lock:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from kvitto.base.errors import ConnectionError_
@@ -454,6 +454,16 @@ class Link(asyncio.BufferedProtocol):
     async def _wait_gone(self) -> None:
         if self.transport is not None:
             await asyncio.shield(self.gone)
+
+
+async def answered(end: Awaitable[object]) -> None:
+    """Wait for the answer to what ends a channel or a consumer, at most CLOSE_TIMEOUT_S long.
+
+    A broker that blocks publishers reads nothing from them, and answers when it reads again, which may be never.
+    """
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(CLOSE_TIMEOUT_S):
+            await end
 
 
 class LinkOwner(Protocol):
