@@ -29,7 +29,7 @@ from kvitto.server import pairing
 from kvitto.server.front import Front
 from kvitto.server.front_http import SILENT_S, OwnAnswers
 from kvitto.server.node_tls import NodeTls
-from kvitto.server.pairing import BUFFER_BYTES
+from kvitto.server.pairing import BUFFER_BYTES, Pair
 from kvitto.server.passed import PassedOn
 from tests.http.api import Http
 from tests.support.certificates import Authority
@@ -56,6 +56,18 @@ class Taken:
         return data
 
 
+class Recorded(dict[Pair, None]):
+    """The pairs that exist. `seen` has those that have ended, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Pair] = []
+
+    def __setitem__(self, pair: Pair, value: None) -> None:
+        self.seen.append(pair)
+        super().__setitem__(pair, value)
+
+
 class FakeLeader:
     """Takes connections over as a leader does, and leaves the rest to the test."""
 
@@ -64,6 +76,7 @@ class FakeLeader:
         self.refused: list[str] = []
         self._writers: list[asyncio.StreamWriter] = []
         self._on = PassedOn(key, CLUSTER, tls)
+        self._on._pairs = self._pairs = Recorded()
         for service in services:
             self._on.services[service] = self._taker(service)
         self._loop = asyncio.new_event_loop()
@@ -102,7 +115,12 @@ class FakeLeader:
         await asyncio.gather(*serving, return_exceptions=True)
         for writer in self._writers:
             writer.close()
+        for pair in self._pairs.seen:
+            pair.end()
+        ends = [end for pair in self._pairs.seen for end in (pair.client, pair.leader)]
         await asyncio.sleep(0)  # the transports close their sockets in the next round
+        while any(end.made and not end.lost for end in ends):
+            await asyncio.sleep(0)
 
     def close(self) -> None:
         asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(TIMEOUT_S)

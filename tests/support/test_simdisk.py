@@ -6,7 +6,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvitto.base.errors import StoreError, StoreFull
@@ -61,6 +61,7 @@ def tree(root: str) -> dict[str, bytes]:
 
 @settings(deadline=None, max_examples=300)
 @given(steps=STEPS)
+@example(steps=[("create", "a"), ("link", "a", "b"), ("rename", "a", "b")])
 def test_alive_it_is_like_the_real_disk(tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[Any, ...]]) -> None:
     real, simulated = RealDisk(str(tmp_path_factory.mktemp("data"))), SimDisk()
     for name, path, *rest in steps:
