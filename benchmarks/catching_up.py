@@ -53,8 +53,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--other-disk", type=Path, metavar="DIR", help="where the node that catches up has its files")
     options = parser.parse_args(arguments)
     there = options.place if options.other_disk is None else options.other_disk / "kvitto-catching-up"
-    shutil.rmtree(options.place, ignore_errors=True)
-    shutil.rmtree(there, ignore_errors=True)
+    for place in (options.place, there):
+        shutil.rmtree(place, ignore_errors=True)
     cluster = KvittoCluster(options.place, options.nodes)
     probe: Probe | None = None
     try:
@@ -88,8 +88,8 @@ def main(arguments: Sequence[str]) -> int:
         if probe is not None:
             probe.end()
         cluster.close()
-        shutil.rmtree(options.place, ignore_errors=True)
-        shutil.rmtree(there, ignore_errors=True)
+        for place in (options.place, there):
+            shutil.rmtree(place, ignore_errors=True)
     rows = [
         ("nothing", "", "", p99_ms(quiet)),
         ("a plain copy", f"{copied_s:.1f} s", f"{size / copied_s / 1e6:.0f} MB/s", p99_ms(copying)),

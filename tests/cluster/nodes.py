@@ -15,7 +15,7 @@ from pathlib import Path
 import kvitto
 from kvitto.client.blocking.connection import SyncConnection
 from kvitto.client.errors import AMQPError
-from kvitto.cluster.register import Seen, Unanswered
+from kvitto.cluster.register import Document, Seen, Unanswered
 from kvitto.server.etcd import NOTHING, Access, Etcd
 from kvitto.torture.nodes import free_port
 from tests.cli.process import kvitto as command
@@ -77,6 +77,11 @@ class Node:
     @property
     def alive(self) -> bool:
         return self.process.poll() is None
+
+    @property
+    def member(self) -> str:
+        """The name by which the cluster knows it, as it has said last."""
+        return str(re.findall("member=([0-9a-f]+)", "".join(self.said))[-1])
 
     def log(self) -> str:
         self.errors.seek(0)
@@ -191,6 +196,12 @@ class Cluster:
 
         wait_until(answered, what="the register answers")
         return found[0]
+
+    def document(self) -> Document:
+        """Return what all nodes agree on, as soon as the register answers."""
+        found = self.wait_for_register().document
+        assert found is not None
+        return found
 
     def publisher(self) -> Publisher:
         """Return one that publishes to whichever node leads."""

@@ -131,8 +131,7 @@ def test_a_client_of_a_follower_goes_on_when_the_leader_is_killed(cluster: Clust
 def test_what_the_leader_says_of_clients_is_their_own_address(cluster: Cluster) -> None:
     """guest gets in from the machine of a node, and from no other one, whichever way the connection comes."""
     leader, (follower, _) = roles(cluster)
-    document = cluster.register.read().document
-    assert document is not None
+    document = cluster.document()
     key = read_key(cluster.key)
     far, near = (Client(HTTP, Elsewhere(host, 4711)) for host in (FAR, "127.0.0.1"))
     assert "HTTP/1.1 401" in http_over(passed(leader, key, far, document.cluster), "/api/overview")

@@ -97,6 +97,12 @@ def test_a_complaint_takes_the_place_of_an_earlier_one_and_goes_with_its_lease(r
 LARGE = base64.b64encode(b"x" * (ANSWER_BYTES_MAX + 1)).decode()
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may take its time for a MiB of JSON."""
+    monkeypatch.setattr(module, "ENDPOINT_S", module.CALL_S)
+
+
 def spoil(register: Etcd, key: str, value: str = LARGE) -> None:
     """Write more under a key than Kvitto ever does."""
     put = {"key": base64.b64encode(key.encode()).decode(), "value": value}
@@ -114,12 +120,6 @@ def test_a_complaint_that_is_too_large_is_none(register: Etcd) -> None:
     assert seen.complaint is None
     register.complain(Complaint("B", "p"), register.grant(5))
     assert register.read().complaint == Complaint("B", "p")
-
-
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine may take its time for a MiB of JSON."""
-    monkeypatch.setattr(module, "ENDPOINT_S", module.CALL_S)
 
 
 @pytest.mark.usefixtures("patient")

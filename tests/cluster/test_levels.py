@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
@@ -91,11 +90,6 @@ def test_nodes_are_updated_one_after_another_while_clients_publish(cluster: Clus
     cluster.wait_in_sync(3)
     leader = cluster.wait_for_leader()
 
-    def level() -> int:
-        document = cluster.wait_for_register().document
-        assert document is not None
-        return document.level
-
     def says(text: str) -> None:
         """Ask for the upgrade until this is the answer: a connection of a node may have just broken, or begun."""
 
@@ -107,10 +101,9 @@ def test_nodes_are_updated_one_after_another_while_clients_publish(cluster: Clus
 
     def leads(node: Node) -> bool:
         """Have a node lead."""
-        member = re.findall("member=([0-9a-f]+)", "".join(node.said))[-1]
         leader = cluster.wait_for_leader()
         if leader is not node:
-            control(leader, "cluster_transfer", member)
+            control(leader, "cluster_transfer", node.member)
         return leader is node
 
     with cluster.publisher() as publisher:
@@ -119,7 +112,7 @@ def test_nodes_are_updated_one_after_another_while_clients_publish(cluster: Clus
         for node in [*(node for node in cluster.nodes if node is not leader), leader]:
             change(cluster, node, NEW)
             publisher.more(100)
-        assert level() == LEVEL, "nobody has said that it may be raised"
+        assert cluster.document().level == LEVEL, "nobody has said that it may be raised"
         new = cluster.wait_for_leader()
         others = [node for node in cluster.nodes if node is not new]
         change(cluster, others[0], OLD)

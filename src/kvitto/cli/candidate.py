@@ -79,8 +79,8 @@ DEFER_S = 2.0
 """If an operator has chosen another node as the next leader, this node waits this long before it tries to lead."""
 AGAIN_MAX_S = 1.0
 ANEW = "KVITTO_BEGUN_ANEW"
-"""The environment variable by which a process that has led tells the process that `exec` makes of it that it has. Its value is why the
-broker had no room, or nothing."""
+"""A process that has led sets this environment variable before `exec`, so that the new process lets others lead first. Its value is the
+reason why the broker had no room, or empty."""
 LOW_S = 2.0
 """A node with little free space tries to lead only if nobody has led for this time, because its publishers would be blocked."""
 FULL_S = 5.0
@@ -398,12 +398,11 @@ class Candidate:
             )
             self._scrubbing = scrub(follower)
         follower.turn_to(seat.address)
-        watch, why, before, starts, full, long = None, "", follower.place, False, False, False
-        silence = AGAIN_SILENCE_S if self._followed == seat.process else SILENCE_S
-        connect_s = (
-            CONNECT_AGAIN_S if self._followed == seat.process and self._silent_s() > WATCH_S else AGAIN_SILENCE_S
-        )
-        began = boottime()
+        watch, why, before, began = None, "", follower.place, boottime()
+        pause: float | None = None  # before the next attempt, if the way in which this one ends decides that
+        again = self._followed == seat.process
+        silence = AGAIN_SILENCE_S if again else SILENCE_S
+        connect_s = CONNECT_AGAIN_S if again and self._silent_s() > WATCH_S else AGAIN_SILENCE_S
         if seat.process != self._tried:
             self._tried, self._in_touch_at = seat.process, began
         try:
@@ -418,22 +417,25 @@ class Candidate:
                 return
         except ConnectionRefusedError as error:
             why = str(error)
-            if self._followed == seat.process:
+            if again:
                 self._is_dead(seat)
                 return
-            starts = True  # it listens as soon as its broker has started, which others wait for
+            pause = STARTS_S  # it listens as soon as its broker has started, which others wait for
             self._complain(seat)
         except Refused as error:
             why = self._patience.bear(error)
         except StoreFull as error:
             why = f"{error}; nothing more is taken until there is room"
-            full = not follower.make_room()
-            if not full:
+            if follower.make_room():
                 why = f"{error}; what was replaced has been removed"
+            else:
+                pause = AGAIN_MAX_S  # it may have to compare all its files each time
         except StreamError as error:
             why = f"refused what came: {error}"
         except OSError as error:
-            why, long = why_ended(error), boottime() - began >= CONNECT_AGAIN_S
+            why = why_ended(error)
+            if boottime() - began >= CONNECT_AGAIN_S:
+                pause = AT_ONCE_S  # if it was silent, its seat may be free at any moment
             self._complain(seat)
         finally:
             self._sock = None
@@ -441,14 +443,9 @@ class Candidate:
                 watch.stop()
             self._stand_as(WAITING, why)
         self._say(f"{seat.address}: {why}; trying again")
-        if full:
-            self._pause = AGAIN_MAX_S  # it may have to compare all its files each time
-        elif follower.place > before or long or (watch is not None and watch.over):
-            # An attempt that took long needs no pause. If the leader was silent, its seat may be free at any moment; if its process has
-            # ended, its machine refuses the next connection.
-            self._pause = AT_ONCE_S
-        else:
-            self._pause = STARTS_S if starts else min(max(2 * self._pause, AGAIN_S), AGAIN_MAX_S)
+        if pause is None and (follower.place > before or (watch is not None and watch.over)):
+            pause = AT_ONCE_S  # if its process has ended, its machine refuses the next connection
+        self._pause = pause if pause is not None else min(max(2 * self._pause, AGAIN_S), AGAIN_MAX_S)
         time.sleep(self._pause)
 
     def _is_dead(self, seat: Seat) -> None:
@@ -634,7 +631,8 @@ def answers(text: str, timeout_s: float = AGAIN_SILENCE_S) -> bool:
 
 
 def unheard_s(sock: socket.socket | None, heard_at: float) -> float:
-    """Return for how long nothing has come over a connection. What this node has not read yet, because it is busy, has come."""
+    """Return how many seconds ago something came over a connection. Bytes that this node has not read yet, because it is busy, count as
+    just come."""
     if sock is None:
         return 0.0
     with suppress(OSError, ValueError):  # it is closed

@@ -721,7 +721,7 @@ class Follower:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the leader's election; without elections, how many leaders its history has."""
+        """The epoch in which the leader was elected. Without elections it is the number of entries in the leader's history."""
         return epoch_of(self.history) or len(self.history)
 
     def make_room(self) -> bool:

@@ -2,8 +2,8 @@
 
     follower   KVITREP1, {version, nonce}
     leader     {version, nonce, proof}            or {refused, again}
-    follower   {proof, member, process, session, place}   or {refused}
-    leader     {history, session, place, resume, proof}  or {refused}
+    follower   {proof, member, process, session, place, cluster, level}   or {refused}
+    leader     {history, session, place, resume, cluster, proof}  or {refused, again}
 
 Each message is four bytes of length and JSON. Then both send frames and records (`records.py`), whose checksums are seeded from the key
 and both nonces. Nothing is encrypted. `link.py` and `follower.py` use this.

@@ -8,4 +8,4 @@ know the document's level does not follow, and does not lead.
 FIRST = 1
 """The level of a node that does not say which one it knows."""
 LEVEL = 1
-"""The highest level that this Kvitto knows. A change goes to the next one if an earlier Kvitto could not read what is written then."""
+"""The highest level that this Kvitto knows. A change that makes Kvitto write what an earlier one could not read raises it by one."""

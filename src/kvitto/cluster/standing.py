@@ -32,7 +32,7 @@ class Standing:
     why: str = ""
     """Why it waits."""
     silent_s: float = 0.0
-    """For how long nothing has come from the leader that it follows."""
+    """How many seconds ago the leader that it follows has sent something for the last time."""
 
 
 def node_name(member: str) -> str:

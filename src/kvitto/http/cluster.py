@@ -30,6 +30,14 @@ def tenure_of(api: Api) -> Any:
     return api.host.followers.tenure if api.host.followers is not None else None
 
 
+def needed_tenure(call: Call) -> Any:
+    """Return the time for which this node leads. Raises an error with 400 if it belongs to no cluster."""
+    tenure = tenure_of(call.api)
+    if tenure is None:
+        raise bad_request("this broker belongs to no cluster")
+    return tenure
+
+
 def cluster(call: Call) -> Response:
     tenure = tenure_of(call.api)
     if tenure is None:
@@ -170,9 +178,7 @@ def of_process(started_s: float) -> Iterator[list[str]]:
 
 def transfer(call: Call) -> Response:
     """Have another node lead. It is accepted with 202: this node ends in order then, and follows."""
-    tenure = tenure_of(call.api)
-    if tenure is None:
-        raise bad_request("this broker belongs to no cluster")
+    tenure = needed_tenure(call)
     wanted = fields.text(call.request.json(), "to", "")
     ready = call.api.host.followers.in_sync & set(tenure.others())
     found = [member for member in sorted(ready) if wanted in ("", member, member[:8], standing.node_name(member))]
@@ -187,9 +193,7 @@ def transfer(call: Call) -> Response:
 
 def upgrade(call: Call) -> Response:
     """Raise the cluster's level to the highest that this node knows, if all nodes know it. It is accepted with 202: etcd is asked."""
-    tenure = tenure_of(call.api)
-    if tenure is None:
-        raise bad_request("this broker belongs to no cluster")
+    tenure = needed_tenure(call)
     followers, membership = call.api.host.followers, tenure.membership
     known = {link.member: link.level for link in followers.links}
     if away := sorted(membership.waits.union(tenure.others()) - known.keys()):

@@ -43,10 +43,10 @@ from kvitto.cluster.register import (
 from kvitto.server.listening import in_url
 from kvitto.server.node_tls import ETCD, Renewed, client_context, is_about_certificate, reason
 
-NAME = r"[A-Za-z0-9_.-]{1,64}"
-PORT = 2379
 log = logging.getLogger("kvitto")
 
+NAME = r"[A-Za-z0-9_.-]{1,64}"
+PORT = 2379
 CALL_S = 2.0
 """The most time that one call takes, over all endpoints."""
 ENDPOINT_S = 0.7
@@ -103,7 +103,7 @@ class Stale(Exception):
 
 
 class TooLarge(NotAllowed):
-    """An answer has more than ANSWER_BYTES_MAX: something else has written what it holds."""
+    """An answer of etcd has more than ANSWER_BYTES_MAX, so another program than Kvitto has written one of the keys."""
 
 
 class Etcd:
@@ -121,7 +121,7 @@ class Etcd:
         self._leader = f"kvitto/{name}/leader"
         self._complaint = f"kvitto/{name}/complaint"
         self._said_large = False
-        """Whether the log has said that a complaint is too large."""
+        """Whether a warning about a complaint that is too large has been logged."""
         self._user_file = access.user_file
         self._token: str | None = None
         """The token that the last login has brought, "" if etcd has no users, None before a login."""
@@ -159,39 +159,39 @@ class Etcd:
             )
 
     def _kept(self, *keys: str) -> dict[str, Any]:
-        """Return the answer of a transaction that reads these keys."""
+        """Read these keys in one transaction. Return etcd's answer. Raises TooLarge."""
         wanted = [{"requestRange": {"key": _coded(key)}} for key in keys]
         return self._call("/v3/kv/txn", {"success": wanted}, again=True)
 
     def _without_complaint(self) -> dict[str, Any]:
-        """Read the other two keys. Raises NotAllowed if one of them is too large, which an operator has to repair."""
+        """Read the other two keys. Raises NotAllowed if these are too large as well."""
         try:
             found = self._kept(self._document, self._leader)
         except TooLarge:
-            pass
-        else:
-            if not self._said_large:
-                self._said_large = True
-                log.warning(
-                    "the key %s holds more than Kvitto writes, and is passed over: `etcdctl del %s`",
-                    *2 * [self._complaint],
-                )
-            return found
-        both = f"the keys {self._leader} and {self._document} hold"
-        # the document is the cluster's truth, and is not to be removed for what another key holds
+            raise NotAllowed(self._which_is_too_large()) from None
+        if not self._said_large:
+            self._said_large = True
+            key = self._complaint
+            log.warning("the key %s holds more than Kvitto writes, and is passed over: `etcdctl del %s`", key, key)
+        return found
+
+    def _which_is_too_large(self) -> str:
+        """Return in words which key an operator has to repair, and how."""
+        leader, document = self._leader, self._document
+        # The document is the cluster's truth, and must not be removed because of what the other key holds: it is looked at last, and alone.
         for key, advice in (
-            (self._leader, f"`etcdctl del {self._leader}`; nodes go on by themselves then"),
+            (leader, f"`etcdctl del {leader}`; nodes go on by themselves then"),
             (
-                self._document,
-                f"stop all nodes, `etcdctl del {self._document}`, and say `kvitto cluster force --data-dir` with the directory of the "
+                document,
+                f"stop all nodes, `etcdctl del {document}`, and say `kvitto cluster force --data-dir` with the directory of the "
                 "last leader",
             ),
         ):
             try:
                 self._kept(key)
             except TooLarge as error:
-                raise NotAllowed(f"the key {key} holds what no Kvitto has written ({error}): {advice}") from None
-        raise NotAllowed(f"{both} more than Kvitto writes: look at them with `etcdctl get`")
+                return f"the key {key} holds what no Kvitto has written ({error}): {advice}"
+        return f"the keys {leader} and {document} hold more than Kvitto writes: look at them with `etcdctl get`"
 
     def create(self, document: Document) -> bool:
         return self._put(document, [self._is_new(self._document)]) is not None

@@ -57,7 +57,7 @@ SHOW_BYTES = 1 << 20
 FINISH_S = 5.0
 """At the end a follower gets this much time to take what is left."""
 LOOK_S, LOOK_LATER_S = 0.005, 0.05
-"""A start that waits for followers looks this often whether they are in sync: in its first SILENT_S, and then."""
+"""The pauses between two looks of a start whether its followers are in sync: the first one during SILENT_S, and then the second one."""
 SILENT_S = 3.0
 """Publishers are blocked as if a follower were not in sync if nothing has come from it for this time. It answers four times a second."""
 WELL_S = 5.0
@@ -182,8 +182,8 @@ class Followers:
     def begin(self, commits: GroupCommit) -> None:
         """Begin, now that this process owns the directory. Followers are told of the sync of each commit."""
         self._leader.history = begin_history(self.disk)
-        # Others that go on with this stream may not have synced what the old leader sent last. They do with this record, and so before they
-        # sync the inventory of this start, which says that it is durable.
+        # Other followers of the old leader may not have synced what it sent last. They sync it with this record, and so before the
+        # inventory of this start, which says that it is durable.
         self._tell_time()
 
         def begun(commit: Commit) -> None:
@@ -501,7 +501,7 @@ class Followers:
             writer.close()
 
     def _tell(self, link: Link, level: int, why: str) -> None:
-        """Log why a connection has ended, and only now and then if nobody has proved there that it has the key."""
+        """Log why a connection has ended. If its peer has not proved that it has the key, the number of lines is limited."""
         if link.member:
             log.log(level, "follower %s: %s", link.where, why)
         else:

@@ -38,7 +38,7 @@ ASK_S = 5.0
 WHO_BYTES_MAX = 64 << 10
 RETRY_AFTER_S = 1
 SILENT_S = 1.5
-"""A leader that has said nothing for this time serves nobody, as far as this node knows. It says something four times a second."""
+"""A node is not ready if its leader has sent nothing for this time. A leader that works sends something four times a second."""
 KNOWN_MAX = 16
 KNOWN_S = 3600.0
 """While nobody leads, a login is accepted that the leader has accepted within this time: that is when the metrics are needed most."""

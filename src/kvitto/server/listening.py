@@ -16,7 +16,7 @@ TRIES = 10
 CUT_S = 15
 """A connection between nodes is ended if the other machine has answered nothing for this time."""
 PROBES = 3
-"""So often it is asked in that time if nothing else is sent."""
+"""The number of keepalive probes that are sent in that time, if nothing else is sent."""
 
 
 def in_url(host: str) -> str:
@@ -33,7 +33,7 @@ def without_delay(sock: socket.socket) -> None:
 def end_if_cut(sock: socket.socket, seconds: int) -> None:
     """Have the system end a connection if the other machine has answered nothing for this time, even if nothing is sent meanwhile.
 
-    The other system answers, so its process may work, or stand still, for as long as it likes.
+    The kernel of the other machine answers. So a process there that is busy, or stopped, does not end the connection.
     """
     if sock.family not in (socket.AF_INET, socket.AF_INET6) or not hasattr(socket, "TCP_USER_TIMEOUT"):
         return

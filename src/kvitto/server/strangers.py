@@ -1,6 +1,7 @@
-"""What the log says of connections to the followers' port that have not proved that they have the key: little, however many there are.
+"""Logs connections to the followers' port that have not proved that they have the key, and limits how many lines they make.
 
-The same reason from the same host is said at most once in EVERY_S, with how often it was since. `Followers` calls it.
+The same reason from the same host makes at most one line in EVERY_S. The next line says how many connections there were meanwhile.
+`Followers` calls it.
 """
 
 from __future__ import annotations
@@ -13,16 +14,18 @@ log = logging.getLogger("kvitto")
 
 EVERY_S = 60.0
 HOSTS_MAX, REASONS_MAX = 32, 8
-"""So many hosts, and so many reasons of each, are told apart at one time. What is beyond is counted together."""
+"""At most this many hosts, and this many reasons of each of them, are counted separately. Further ones are counted together."""
 OTHER_HOSTS, OTHER_REASONS = "other hosts", "other reasons"
 
 
 @dataclass
 class Said:
+    """A line of the log."""
+
     level: int
     at: float
     more: int = 0
-    """How often it was since."""
+    """How many connections have ended for the same reason since that line."""
 
 
 class Strangers:
@@ -45,7 +48,7 @@ class Strangers:
             said.more += 1
 
     def look(self) -> None:
-        """Say how often it was since, where the last line is old enough. Call this several times a minute."""
+        """Log the counts of those reasons whose last line is older than EVERY_S. Call this several times a minute."""
         now = time.monotonic()
         for host, reasons in list(self._hosts.items()):
             for why, said in list(reasons.items()):

@@ -48,7 +48,7 @@ class Deposed(Exception):
 
 
 class NoRoom(Deposed):
-    """This node was elected, and its broker has found no room on its disk when it started."""
+    """This node was elected, and its broker found no room on the disk when it started. The text says what could not be written."""
 
 
 class Damaged(StoreError):
@@ -99,7 +99,7 @@ class Tenure:
         self._connected: set[str] = set()
         """The nodes that reach this one. Each has sent something within SILENT_S, or its files are compared, and then it may be silent."""
         self._catching_up: set[str] = set()
-        """The nodes whose files are compared now, and that get further."""
+        """The nodes whose files are being compared, and whose comparison makes progress."""
         self._progress: dict[str, tuple[object, float]] = {}
         """How far the comparison of each node's files has got, and since when."""
         self._acknowledged: dict[str, tuple[int, float]] = {}
@@ -259,7 +259,8 @@ class Tenure:
         waits, minimum = self.membership.waits, self.membership.minimum
         enough = waits - self._missing.keys()
         if len(waits & self._missing.keys()) < minimum:
-            # whoever of these led would need a node that is not in sync, too, and one would have to begin its comparison again each time
+            # Any of the missing members would need a node that is not in sync if it led. With each change of the leader that node would
+            # have to begin its comparison again, so none would ever end.
             enough |= self._catching_up
         return 1 + len(enough) < minimum
 

@@ -457,9 +457,9 @@ class Link(asyncio.BufferedProtocol):
 
 
 async def answered(end: Awaitable[object]) -> None:
-    """Wait for the answer to what ends a channel or a consumer, at most CLOSE_TIMEOUT_S long.
+    """Wait for the broker's answer to a request that ends a channel or a consumer, for at most CLOSE_TIMEOUT_S.
 
-    A broker that blocks publishers reads nothing from them, and answers when it reads again, which may be never.
+    A broker that blocks a publisher reads nothing from its connection, and answers when it reads again, which may be never.
     """
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(CLOSE_TIMEOUT_S):
