@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvitto.broker.broker import LOOKED_AT_FIRST, LOOKED_AT_ONCE
+from kvitto.broker.broker import LOOK_MS, LOOKED_AT_FIRST, LOOKED_AT_ONCE
 from kvitto.broker.queues import leaving
 from kvitto.broker.queues.deliveries import Deliveries
 from kvitto.broker.queues.work_queue import WorkQueue
@@ -127,7 +127,7 @@ def test_a_length_limit_waits_for_what_has_expired(monkeypatch: pytest.MonkeyPat
 
 
 def test_behind_a_start_all_of_many_queues_look_at_their_first_message() -> None:
-    """The first ones at once, the others in the turns that follow, and without keeping what they have read."""
+    """The first ones at once, the others a few at a time behind it, and without keeping what they have read."""
     harness = BrokerHarness()
     names = [f"q{number}" for number in range(LOOKED_AT_FIRST + 3 * LOOKED_AT_ONCE + 1)]
     for name in names:
@@ -140,6 +140,11 @@ def test_behind_a_start_all_of_many_queues_look_at_their_first_message() -> None
     left = [name for name in names if harness.queue(name).ready == 2]
     assert left == names[LOOKED_AT_FIRST:]
     assert harness.drain(left[-1]) == [b"waits"], "whoever takes a message looks, too"
-    harness.settle_down()
+    harness.turn()
+    for looks in (1, 2, 3):
+        assert [harness.queue(name).ready for name in left].count(1) == looks * LOOKED_AT_ONCE
+        harness.clock.advance(LOOK_MS / 1000)
+        harness.broker.tick()
+        harness.turn()
     assert [harness.queue(name).ready for name in names[:-1]] == [1] * (len(names) - 1)
     assert [name for name in names if harness.queue(name).backlog.front is not None] == []

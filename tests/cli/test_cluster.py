@@ -105,9 +105,18 @@ def test_a_node_starts_on_no_guess(etcd: FakeEtcd, key: Path, tmp_path: Path) ->
     assert forced.returncode == 0, forced.stderr
     found = register.read().document
     assert found is not None and (found.epoch, found.members) == (7, document.members)
+    write_member(disk, Member(document.cluster, "1", "kvitto", "f" * 32))
+    force = ("cluster", "force", "--etcd", etcd.url, "--data-dir", str(data))
+    assert f"was not in sync, and may lack what was confirmed: {document.members[0][:8]} had" in refused(*force)
+    assert register.read().document == found
+    assert kvitto(*force, "--lose-the-rest").returncode == 0
+    again = register.read().document
+    assert again is not None and again.members == ("f" * 32,)
     mistyped = ("cluster", "force", "--etcd", etcd.url, "--cluster", "Kvitto", "--data-dir", str(data))
     assert "belongs to the cluster kvitto: say --cluster kvitto" in refused(*mistyped)
     assert "belongs to the cluster kvitto: say --cluster kvitto" in refused(*start, "--cluster", "Kvitto")
+    renamed = ("cluster", "init", "--etcd", etcd.url, "--cluster", "other", "--data-dir", str(data))
+    assert "belongs to the cluster kvitto: say --cluster kvitto, or `kvitto promote`" in refused(*renamed)
     (tmp_path / "two").mkdir()
     (tmp_path / "two" / "letter").write_text("a letter")
     assert "letter" in refused(*node(etcd, key, tmp_path / "two"))
@@ -115,6 +124,9 @@ def test_a_node_starts_on_no_guess(etcd: FakeEtcd, key: Path, tmp_path: Path) ->
     (data / "format").write_bytes(FORMAT)
     assert kvitto("promote", str(data)).returncode == 0
     assert "is not empty and belongs to no cluster" in refused(*start)
+    assert kvitto(*renamed).returncode == 0
+    other = Etcd([etcd.url], "other").read().document
+    assert other is not None and other.epoch == 7, "with a lower one the directory would be refused"
 
 
 @pytest.mark.parametrize(
@@ -128,6 +140,9 @@ def test_a_node_starts_on_no_guess(etcd: FakeEtcd, key: Path, tmp_path: Path) ->
         ({"etcd": "http://x", "followers": "0.0.0.0:1"}, "--advertise HOST:PORT is needed"),
         ({"etcd": "http://x", "followers": "h:1", "advertise": "h"}, "is no address"),
         ({"etcd": "http://x", "followers": "h:1"}, "needs --cluster-key"),
+        ({"etcd": "http://x", "followers": "h:1", "advertise": "http://h:1"}, "is no address"),
+        ({"port": 7, "http_port": 7}, "--port and --http-port have the same port, 7"),
+        ({"followers": "127.0.0.1:5672", "cluster_key": Path("k")}, "--port and --followers have the same port"),
         ({"etcd_user_file": Path("user")}, "--etcd-user-file needs --etcd"),
         ({"etcd_ca": Path("ca")}, "--etcd-ca needs --etcd"),
     ],

@@ -36,6 +36,10 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
             "ctl list-queue",
             "kvitto ctl: there is no command 'list-queue': is it list_queues? (see `kvitto ctl --help`)",
         ),
+        (
+            "ctl cluster-force",
+            "kvitto ctl: there is no command 'cluster-force': it is kvitto cluster force (see `kvitto ctl --help`)",
+        ),
         ("serve --prot 1", "kvitto serve: there is no option --prot: is it --port? (see `kvitto serve --help`)"),
         (
             "serve --datadir=x",

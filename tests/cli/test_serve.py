@@ -338,6 +338,29 @@ def test_level_and_form_of_the_log_change_while_it_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_node_that_is_stopped_while_it_begins_anew_ends_in_order(tmp_path: Path, number: signal.Signals) -> None:
+    """It leads no more, and its process starts itself again: a signal that comes meanwhile is no failed start."""
+    script = f"""
+import os, signal
+from kvitto.cli import serve
+from kvitto.cli.candidate import begin_anew
+from kvitto.cli.main import main
+if "KVITTO_BEGUN_ANEW" not in os.environ:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.default_int_handler)
+    exec_ = os.execv
+    def execv(*words):
+        os.kill(os.getpid(), {int(number)})
+        exec_(*words)
+    os.execv = execv
+    begin_anew()
+main(["serve", "--data-dir", {str(tmp_path)!r}])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=20, check=False)
+    assert (done.returncode, done.stdout) == (0, "") and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_start_ends_at_once_when_it_is_told_to(tmp_path: Path, number: signal.Signals) -> None:
     """Process 1 of a container gets no usual effect of a signal, and a start may take long."""
     script = f"""

@@ -207,6 +207,13 @@ class Cluster:
         """Return one that publishes to whichever node leads."""
         return Publisher(lambda: [node.connect for node in self.nodes])
 
+    def kill_all(self) -> None:
+        """Kill all nodes at once: one that was killed later than the leader could have been elected."""
+        for node in self.nodes:
+            node.signal(signal.SIGKILL)
+        for node in self.nodes:
+            node.kill()
+
     def end(self) -> None:
         for node in self.nodes:
             node.signal(signal.SIGCONT)

@@ -59,7 +59,7 @@ class Pair:
         while True:
             self.link.take(self.answers)
             self.answers = b""
-            data = self.link.give()
+            data = b"".join(self.link.pieces())
             if not data and not self.link.wants:
                 return
             for answer in self.follower.feed(data):

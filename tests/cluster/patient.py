@@ -2,10 +2,10 @@
 
 import sys
 
-from kvitto.cli import candidate
+from kvitto.cli import candidate, leaders
 from kvitto.cli.main import main
 
-candidate.SILENCE_S = candidate.PROMISE_S = 600.0  # type: ignore[attr-defined]
+candidate.SILENCE_S = leaders.PROMISE_S = 600.0  # type: ignore[attr-defined]
 
 if __name__ == "__main__":
     sys.exit(main())

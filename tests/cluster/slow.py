@@ -6,15 +6,15 @@ from collections.abc import Iterator
 
 from kvitto.cli.main import main
 from kvitto.cluster.follower import Follower
-from kvitto.server import followers
+from kvitto.cluster.link import Read
 
 MIB_S = 0.4
-read_ahead, checksums = followers.read_ahead, Follower._sums
+run, checksums = Read.run, Follower._sums
 
 
-def read_slowly(full: str, at: int) -> None:
+def read_slowly(self: Read) -> None:
     time.sleep(MIB_S)
-    read_ahead(full, at)
+    run(self)
 
 
 def sums_slowly(self: Follower) -> Iterator[bytes]:
@@ -24,7 +24,7 @@ def sums_slowly(self: Follower) -> Iterator[bytes]:
         yield answer
 
 
-followers.read_ahead = read_slowly
+Read.run = read_slowly  # type: ignore[method-assign]
 Follower._sums = sums_slowly  # type: ignore[method-assign]
 
 if __name__ == "__main__":

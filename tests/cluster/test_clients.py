@@ -7,6 +7,7 @@ import select
 import signal
 import socket
 import threading
+from base64 import b64decode
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 
 import kvitto
 from kvitto.base.config import address
-from kvitto.cli.candidate import unheard_s
+from kvitto.cli.leaders import unheard_s
 from kvitto.client.errors import AMQPError
 from kvitto.cluster.handshake import Inbox, read_key
 from kvitto.cluster.passing import AMQP, HTTP, MAGIC, Client, Elsewhere, Passing
@@ -344,8 +345,13 @@ def test_without_a_leader_nodes_refuse_at_once_and_say_so(cluster: Cluster) -> N
         assert sock.recv(1) == b""
     answer = api(one).call("GET", "/api/overview")
     assert answer.status == 503 and answer.headers["Retry-After"] == "1" and "this node does not lead" in answer.reason
-    found = command("ctl", "--uri", f"http://127.0.0.1:{one.http}", "cluster_status")
-    assert found.returncode == 1 and "this node does not lead" in found.stderr
+
+    def why() -> str:
+        found = command("ctl", "--uri", f"http://127.0.0.1:{one.http}", "cluster_status")
+        assert found.returncode == 1 and "does not lead" in found.stderr
+        return found.stderr
+
+    wait_until(lambda: "etcd does not answer" in why(), what="it says why")
     assert [api(one).call("GET", f"/healthz{path}").status for path in ("", "/live", "/leader")] == [503, 200, 503]
     assert "kvitto_cluster_is_leader 0" in api(one).call("GET", "/metrics").body.decode()
     cluster.etcd.deaf = False
@@ -417,3 +423,71 @@ def test_an_operator_has_another_node_lead_and_nothing_is_flagged(cluster: Clust
         queue = channel.queue("q", durable=True)
         found = [message for _ in publisher.confirmed if (message := queue.get()) is not None]
         assert len(found) >= len(publisher.confirmed) and not any(message.redelivered for message in found)
+
+
+def test_a_leader_is_not_moved_while_nobody_could_be_elected(cluster: Cluster) -> None:
+    """It would give its seat up, and everybody would wait for etcd."""
+    leader, _ = roles(cluster)
+    cluster.wait_in_sync(3)
+
+    def transfer() -> str:
+        done = command("ctl", "--uri", f"http://127.0.0.1:{leader.http}", "cluster_transfer")
+        return done.stderr if done.returncode else ""
+
+    cluster.etcd.deaf = True
+    wait_until(lambda: "cannot renew the lease" in leader.log(), what="it knows that etcd does not answer")
+    assert "nobody could be elected now, and this node leads on: cannot renew the lease" in transfer()
+    with cluster.publisher() as publisher:
+        publisher.more(10)
+    cluster.etcd.deaf = False
+    wait_until(lambda: not transfer(), what="etcd answers again")
+    cluster.wait_for_leader(other=leader)
+
+
+def test_a_node_keeps_the_port_that_it_needs_when_it_leads(cluster: Cluster) -> None:
+    _, others = roles(cluster)
+    for node in others:
+        host, _, port = node.address.rpartition(":")
+        with pytest.raises(OSError, match="in use"):
+            socket.create_server((host, int(port)))
+
+
+def test_a_document_that_is_gone_is_an_alarm(cluster: Cluster) -> None:
+    """All goes on, but no node that ends can start again."""
+    leader, _ = roles(cluster)
+    cluster.wait_in_sync(3)
+    key = next(key for key in cluster.etcd.kept if b64decode(key).endswith(b"/document"))
+    kept = cluster.etcd.kept.pop(key)
+    alarm = "the document of this cluster is gone from etcd"
+    wait_until(
+        lambda: alarm in command("ctl", "--uri", f"http://127.0.0.1:{leader.http}", "alarms").stdout, what="it is told"
+    )
+    refused = command("ctl", "--uri", f"http://127.0.0.1:{leader.http}", "cluster_transfer")
+    assert refused.returncode == 1 and alarm in refused.stderr
+    assert leader.log().count(alarm) == 1 and api(leader).call("GET", "/healthz").status == 503
+    cluster.etcd.kept[key] = kept
+    wait_until(lambda: api(leader).call("GET", "/healthz").status == 200, what="it is there again")
+
+
+def test_an_operator_removes_a_node_that_is_lost(cluster: Cluster) -> None:
+    leader, others = roles(cluster)
+    cluster.wait_in_sync(3)
+    lost, other = others
+
+    def remove(member: str) -> str:
+        done = command("ctl", "--uri", f"http://127.0.0.1:{leader.http}", "cluster_remove", member)
+        return done.stderr if done.returncode else done.stdout
+
+    assert "leads: have another node lead, and stop it first" in remove(leader.member)
+    assert "is here, and would come back: stop it first" in remove(f"kvitto@{other.member}")
+    assert "no node 'nobody' is away; away are: none" in remove("nobody")
+    lost.kill()
+    wait_until(lambda: "is removed" in remove(lost.member), what="it is no member, and removed")
+    shown = {node["member"][:8] for node in api(leader).get("/api/cluster")["nodes"]}
+    assert shown == {leader.member, other.member}
+    lost.start()
+    cluster.wait_in_sync(3)
+    for node in others:
+        node.kill()
+    # two have to be in sync, so one of them stays a member
+    wait_until(lambda: any("still is a member" in remove(node.member) for node in others), what="it is refused")

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from kvitto.cli.candidate import FULL_S
+from kvitto.client import Connection, Properties
 from kvitto.client.errors import AMQPError
 from kvitto.torture.proxy import Proxy
 from tests.cli.process import kvitto as command
@@ -143,8 +144,7 @@ def test_a_node_that_was_elected_and_waits_for_others_says_that_it_is_alive(clus
     """Its broker does not listen yet. Whoever runs containers would take it for dead, and end it."""
     cluster.wait_in_sync(3)
     leader = cluster.wait_for_leader()
-    for node in cluster.nodes:
-        node.kill()
+    cluster.kill_all()
     before = len(lines(leader, "elected: this node leads"))
     leader.start()
     http = Http(f"http://127.0.0.1:{leader.http}")
@@ -185,8 +185,7 @@ def test_all_nodes_are_killed_at_once(cluster: Cluster) -> None:
     cluster.wait_in_sync(3)
     with cluster.publisher() as publisher:
         publisher.more(200)
-        for node in cluster.nodes:
-            node.kill()
+        cluster.kill_all()
         for node in reversed(cluster.nodes):
             node.start()
         publisher.more(200)
@@ -226,9 +225,8 @@ def test_a_comparison_that_takes_long_deposes_nobody(tmp_path: Path) -> None:
             channel.queue("large", durable=True)
             for number in range(12):
                 channel.publish(b"%d " % number + os.urandom(1 << 20), "large")
-        for node in cluster.nodes:
-            node.kill()
-        before = cluster.document().epoch  # one of them may have been elected between two kills
+        cluster.kill_all()
+        before = cluster.document().epoch
         for node in cluster.nodes:
             node.start()
         assert numbers(cluster.wait_for_leader(), "large") == list(range(12))
@@ -250,6 +248,31 @@ def test_a_node_ends_in_order_and_another_one_leads(cluster: Cluster) -> None:
         cluster.wait_in_sync(3)
     check(cluster, publisher.confirmed)
     assert [node.stop() for node in cluster.nodes] == [0, 0, 0]
+
+
+def test_an_end_in_order_waits_neither_for_a_client_nor_for_a_follower_that_stands_still(tmp_path: Path) -> None:
+    etcd = FakeEtcd()
+    cluster = Cluster(tmp_path, etcd, program="tests.cluster.lingering")
+    try:
+        cluster.wait_in_sync(3)
+        leader = cluster.wait_for_leader()
+        heir, still = (node for node in cluster.nodes if node is not leader)
+        with Connection(f"amqp://guest:guest@127.0.0.1:{leader.port}/") as connection:
+            channel = connection.channel()
+            channel.queue_declare("q", durable=True)
+            channel.confirm_select()
+            channel.publish(b"1", "", "q", Properties(delivery_mode=2))
+            channel.wait_for_confirms(60)
+            still.signal(signal.SIGSTOP)
+            assert leader.stop() == 0  # this client reads only what it is asked to wait for
+            still.signal(signal.SIGCONT)
+            assert numbers(cluster.wait_for_leader(leader)) == [1]
+            assert lines(heir, "elected: this node leads")
+            with suppress(AMQPError, OSError):
+                connection.close()
+    finally:
+        cluster.end()
+        etcd.stop()
 
 
 def test_after_an_end_in_order_nothing_is_flagged_but_what_was_delivered(cluster: Cluster) -> None:
@@ -308,10 +331,10 @@ def damage(path: Path) -> None:
 
 def spoil_and_start_first(cluster: Cluster, spoil: Callable[[Node], object], said: str) -> Node:
     """Kill all nodes, and spoil the leader's files. Start it, and start the others once its log has said this. Return it."""
+    cluster.wait_in_sync(3)  # a follower that was slow for a moment may be none
     leader = cluster.wait_for_leader()
     others = [node for node in cluster.nodes if node is not leader]
-    for node in [leader, *others]:
-        node.kill()
+    cluster.kill_all()
     spoil(leader)
     leader.start()
     wait_until(lambda: lines(leader, said), what=f"its log says: {said}")
@@ -332,20 +355,39 @@ def test_a_node_that_starts_with_damage_does_not_lead_and_gets_a_good_copy(clust
     check(cluster, publisher.confirmed)
 
 
+def test_a_leader_that_is_low_on_disk_removes_what_earlier_leaders_have_replaced(tmp_path: Path) -> None:
+    etcd = FakeEtcd()
+    low = "--disk-free-limit", str(1 << 60)
+    cluster = Cluster(tmp_path, etcd, options=low)
+    try:
+        leader = cluster.wait_for_leader()
+        replaced = leader.data / "replaced"
+        for name in ("0-20991231-235959", f"{cluster.document().epoch}-20991231-235959"):
+            (replaced / name / "queues").mkdir(parents=True)
+        wait_until(lambda: lines(leader, "removed from replaced/, as the disk is nearly full: 0-20991231-235959"))
+        assert [path.name for path in replaced.iterdir()] == [f"{cluster.document().epoch}-20991231-235959"]
+    finally:
+        cluster.end()
+        etcd.stop()
+
+
 def test_a_damaged_directory_may_be_chosen_if_it_is_the_last_one(cluster: Cluster) -> None:
     """It lets others lead that are members. If their machines are lost for good, an operator decides."""
     cluster.wait_in_sync(3)
     with cluster.publisher() as publisher:
         publisher.more(500)
+    cluster.wait_in_sync(3)
     leader = cluster.wait_for_leader()
-    for node in cluster.nodes:
-        node.kill()
+    cluster.kill_all()
     damage(segments(leader)[0])
     leader.start()
     wait_until(lambda: lines(leader, "leads no more, and copies what is damaged"), what="it resigns")
     wait_until(lambda: cluster.register.read().seat is None, what="it has given its seat up")
     leader.kill()
-    done = cluster.command("force", "--data-dir", str(leader.data))
+    force = ("force", "--data-dir", str(leader.data))
+    refused = cluster.command(*force)
+    assert refused.returncode == 1 and "had everything" in refused.stderr
+    done = cluster.command(*force, "--lose-the-rest")
     assert done.returncode == 0 and "some of its files are damaged" in done.stdout, done.stderr
 
 

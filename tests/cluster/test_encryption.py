@@ -18,7 +18,8 @@ from kvitto.base.config import Config, ConfigError
 from kvitto.cli.following import connected, talk, why_ended
 from kvitto.cluster.follower import Follower
 from kvitto.cluster.handshake import MAGIC, Refused, read_key
-from kvitto.server import encrypted, followers
+from kvitto.cluster.link import LINKS_MAX
+from kvitto.server import encrypted, follower_links
 from kvitto.server.embedded import Broker
 from kvitto.server.etcd import Access
 from kvitto.server.node_tls import NodeTls, client_context, node_tls
@@ -246,7 +247,7 @@ def test_a_follower_with_tls_and_a_leader_without_it_both_say_so(
 def test_who_begins_a_handshake_and_does_not_end_it_keeps_no_follower_out(
     leader: Leading, place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    half = [socket.create_connection(leader.address) for _ in range(followers.LINKS_MAX + 4)]
+    half = [socket.create_connection(leader.address) for _ in range(LINKS_MAX + 4)]
     for number, sock in enumerate(half):
         sock.sendall((b"\x16\x03\x01\x02\x00", b"K", MAGIC[:4], b"")[number % 4])
     following = threading.Thread(target=lambda: leader.follow(tmp_path / "follower", place.tls()))
@@ -261,7 +262,7 @@ def test_who_begins_a_handshake_and_does_not_end_it_keeps_no_follower_out(
 
 
 def test_a_handshake_has_to_end_in_time(leader: Leading, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(followers, "HANDSHAKE_S", 0.1)
+    monkeypatch.setattr(follower_links, "HANDSHAKE_S", 0.1)
     for begin in (b"", b"\x16", b"\x16\x03\x01\x02\x00"):
         with socket.create_connection(leader.address) as sock:
             sock.sendall(begin)

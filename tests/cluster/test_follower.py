@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 
 import pytest
+import xxhash
 
 from kvitto.base.errors import StoreError, StoreFull
 from kvitto.cluster import counting, state
@@ -16,8 +18,10 @@ from kvitto.cluster.link import Behind
 from kvitto.cluster.promotion import promote
 from kvitto.cluster.records import Kind, StreamError, two_paths
 from kvitto.cluster.state import HISTORY_KEPT, new_entry, new_id
+from kvitto.format.layouts import FILE_HEAD
 from kvitto.store import paths
-from kvitto.store.segment import Segment, salts
+from kvitto.store.disk import Disk, File
+from kvitto.store.segment import Segment, created_ms, salts
 from kvitto.store.store import Store
 from tests.cluster.pairs import KEY, Leading, Pair
 from tests.support.clock import ManualClock
@@ -264,7 +268,7 @@ def test_a_follower_that_does_not_prove_its_key_is_told_why() -> None:
     forged = Follower(pair.disk, pair.leading.clock, KEY, "leader", print)
     forged.begin()
     forged._nonce = pair.follower._nonce
-    (answer,) = forged.feed(pair.link.give())
+    (answer,) = forged.feed(b"".join(pair.link.pieces()))
     damaged = answer.replace(b'"place": 0', b'"place": 1')
     assert damaged != answer
     with pytest.raises(Refused, match="has another key"):
@@ -419,7 +423,7 @@ def test_a_copy_that_is_not_complete_is_not_promoted() -> None:
     pair.link.take(pair.answers)
     pair.answers = b""
     while not pair.follower.copying:
-        for answer in pair.follower.feed(pair.link.give()):
+        for answer in pair.follower.feed(b"".join(pair.link.pieces())):
             pair.link.take(answer)
     before = pair.own
     with pytest.raises(Refused, match="is not complete"):
@@ -465,7 +469,7 @@ def scanned(pair: Pair) -> dict[str, tuple[object, ...]]:
     for path, content in pair.disk.files().items():
         if is_segment(path):
             segment = Segment(paths.base_of(path.rpartition("/")[2]))
-            segment.salt = salts(content)[0]
+            segment.salt, segment.created_ms = salts(content)[0], created_ms(content)
             segment.scan(content, False, False, 0)
             found[path] = counts(segment)
     return found
@@ -478,7 +482,7 @@ def counted(pair: Pair) -> dict[str, tuple[object, ...]]:
 
 def counts(segment: Segment) -> tuple[object, ...]:
     found = segment.base, segment.end, segment.settled, segment.count, segment.body_bytes, segment.journal
-    return *found, segment.size, segment.batch_gaps(), list(segment.sparse)
+    return *found, segment.size, segment.batch_gaps(), list(segment.sparse), segment.salt, segment.created_ms
 
 
 def sizes(pair: Pair) -> None:
@@ -529,6 +533,49 @@ def test_damage_that_was_there_before_is_left_to_the_start() -> None:
     file = pair.disk.open(path)
     at = file.size() - 3
     file.write_at(at, [bytes([file.read_at(at, 1)[0] ^ 1])])
+    pair.leading.clock.advance(counting.LOOK_MS)
+    pair.rest()
+    assert counted(pair) == {}
+
+
+def test_it_syncs_together_what_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if there are more files than it keeps open."""
+    monkeypatch.setattr(module, "OPEN_MAX", 3)
+    monkeypatch.setattr(module, "SYNCED_AT_ONCE", 2)
+    pair = Pair()
+    synced: list[list[str]] = []
+
+    def sync(disk: Disk, files: Sequence[File], directories: Sequence[str]) -> None:
+        synced.append([file.path for file in files])
+        module.one_by_one(disk, files, directories)
+
+    monkeypatch.setattr(pair.follower, "_sync_all", sync)
+    for number in range(7):
+        pair.leading.declare(f"q{number}")
+        pair.leading.publish(f"q{number}", b"before")
+    pair.leading.settle_down()
+    pair.pump()
+    assert pair.own == pair.theirs and max(map(len, synced)) == 2
+    assert {path for paths_ in synced for path in paths_} >= set(filter(is_segment, pair.disk.files()))
+    synced.clear()
+    for number in range(5):
+        pair.leading.publish(f"q{number}", b"behind")
+    pair.leading.settle_down()
+    pair.pump()
+    assert max(len(list(filter(is_segment, paths_))) for paths_ in synced) == 5
+    assert pair.own == pair.theirs
+
+
+@pytest.mark.parametrize("field", ["salt_again", "queue_id"])
+def test_a_header_that_a_start_has_to_judge_is_not_counted(field: str) -> None:
+    pair = Pair(following(3).leading)
+    pair.pump()
+    (path,) = filter(is_segment, pair.disk.files())
+    file = pair.disk.open(path)
+    head = FILE_HEAD.read(file.read_at(0, FILE_HEAD.size))
+    other = head._replace(salt_again=0) if field == "salt_again" else head._replace(queue_id=bytes(16))
+    checksum = xxhash.xxh3_64_intdigest(FILE_HEAD.pack(*other)[: FILE_HEAD.at["checksum"]])
+    file.write_at(0, [FILE_HEAD.pack(*other._replace(checksum=checksum))])
     pair.leading.clock.advance(counting.LOOK_MS)
     pair.rest()
     assert counted(pair) == {}

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from random import Random
+
 import pytest
 
 from kvitto.cluster import link as module
 from kvitto.cluster.handshake import REASON_MAX, Refused
-from kvitto.cluster.link import STEP_BYTES, STEP_RECORDS
+from kvitto.cluster.link import LINKS_MAX, STEP_BYTES, STEP_RECORDS, Link
 from kvitto.cluster.records import CHUNK_BYTES, HEADER, Decoder, Kind, Record, StreamError
-from tests.cluster.pairs import Pair
+from kvitto.cluster.ring import nothing
+from kvitto.cluster.state import new_id
+from kvitto.cluster.tapping import TapFile
+from kvitto.store.disk import Bytes
+from tests.cluster.pairs import Leading, Pair
 
 
 def begun(pair: Pair) -> Decoder:
@@ -16,7 +23,7 @@ def begun(pair: Pair) -> Decoder:
     while not pair.link.wants or pair.link._steps is None:
         pair.link.take(pair.answers)
         pair.answers = b""
-        for answer in pair.follower.feed(pair.link.give() if pair.link._steps is None else b""):
+        for answer in pair.follower.feed(b"".join(pair.link.pieces()) if pair.link._steps is None else b""):
             pair.answers += answer
     secrets = pair.follower._secrets
     return Decoder(secrets.records, 0, secrets.frames)
@@ -47,7 +54,7 @@ def test_a_copy_is_complete_when_the_records_up_to_its_last_chunk_have_been_sent
         if pair.link.state == "copying" and pair.leading.ring.next < 400:
             pair.leading.publish("q", b"more")
             pair.leading.settle_down()
-        for record in records(pair, decoder, pair.link.give()):
+        for record in records(pair, decoder, b"".join(pair.link.pieces())):
             if record.kind in (Kind.CHUNK, Kind.END):
                 last = pair.leading.ring.next
             elif record.kind == Kind.DONE:
@@ -66,7 +73,7 @@ def test_a_step_is_small_however_much_there_is_to_send() -> None:
     pair.leading.publish("q", b"y" * (5 * STEP_BYTES))
     pair.leading.settle_down()
     sizes, before = [], pair.link.place
-    while data := pair.link.give():
+    while data := b"".join(pair.link.pieces()):
         sizes.append(len(data))
         assert pair.link.place - before <= STEP_RECORDS
         before = pair.link.place
@@ -118,6 +125,23 @@ def test_a_new_process_of_a_follower_gets_in_if_the_connection_of_the_old_one_is
         assert not old.replaced and refused.value.again
 
 
+def test_a_leader_has_no_more_than_some_followers() -> None:
+    pair = Pair()
+    pair.leading.declare("q")
+    pair.leading.settle_down()
+    others = [Link(pair.leading.leader, "another one") for _ in range(LINKS_MAX)]
+    for other in others:
+        other.member = new_id()
+    pair.leading.leader.links = [*others, pair.link]
+    with pytest.raises(Refused, match=f"there are {LINKS_MAX} followers already") as refused:
+        pair.pump()
+    assert refused.value.again
+    pair.begin()
+    pair.leading.leader.links = [*others[1:], pair.link]
+    pair.pump()
+    assert pair.link.state == "following"
+
+
 def test_an_acknowledgement_of_what_was_not_sent_is_refused() -> None:
     pair = Pair()
     pair.leading.declare("q")
@@ -126,3 +150,66 @@ def test_an_acknowledgement_of_what_was_not_sent_is_refused() -> None:
     pair.follower.synced = pair.leading.ring.next + 1
     with pytest.raises(StreamError, match="has not been sent"):
         pair.link.take(pair.follower._acknowledgement())
+
+
+def copied_while_publishing(seed: int) -> bool:
+    """Copy a leader's files while it writes, and sends records in the middle of writes. Return whether the copy is the same."""
+    rng, leading = Random(seed), Leading()
+    names = [f"q{number}" for number in range(3)]
+    for name in names:
+        leading.declare(name)
+        leading.publish(name, b"before" * rng.choice([10, 1000, 250_000]))
+    leading.settle_down()
+    pair = Pair(leading)
+    link, wire, sizes = pair.link, list[bytes](), list[int]()
+
+    def push() -> None:
+        if link._decoder is not None:
+            wire.extend(link.at_once())
+
+    def step() -> None:
+        link.take(pair.answers)
+        pair.answers = b""
+        if (ahead := link.read_ahead()) is not None:
+            ahead.run()
+        if link.is_copying and rng.random() < 0.7 and len(sizes) < 15:
+            sizes.append(rng.choice([100, 70_000, 270_000, 600_000, 3 << 20]))
+            leading.publish(rng.choice(names), bytes([rng.randrange(256)]) * sizes[-1])
+            leading.turn()
+        wire.extend(link.pieces())
+        for answer in pair.follower.feed(b"".join(wire)):
+            pair.answers += answer
+        wire.clear()
+
+    leading.ring.on_put = push
+    try:
+        while link.state != "following":
+            step()
+        leading.ring.on_put = nothing
+        leading.settle_down()
+        pair.rest()
+    except StreamError:  # the follower has noticed
+        return False
+    return pair.own == pair.theirs
+
+
+SEEDS = 12
+
+
+def test_a_copy_is_whole_although_records_go_out_in_the_middle_of_writes() -> None:
+    assert [seed for seed in range(SEEDS) if not copied_while_publishing(seed)] == []
+
+
+def test_a_step_of_a_copy_in_the_middle_of_a_write_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would say what is known of a file before the write, behind the record of the write."""
+
+    def write_at(self: TapFile, pos: int, buffers: Sequence[Bytes]) -> int:
+        size = self._file.write_at(pos, buffers)
+        self.node.changed = self._disk.tap.put(Kind.WRITE, self.node.number, pos, buffers) + 1
+        self.node.length, self.node.dirty = max(self.node.length, pos + size), True
+        return size
+
+    monkeypatch.setattr(TapFile, "write_at", write_at)
+    assert all(copied_while_publishing(seed) for seed in range(SEEDS)), "nobody looks at that moment"
+    monkeypatch.setattr(Link, "at_once", Link.pieces)
+    assert not all(copied_while_publishing(seed) for seed in range(10 * SEEDS))

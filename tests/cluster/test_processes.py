@@ -24,7 +24,7 @@ from kvitto.client import Connection
 from kvitto.client.aio.events import Blocked, Event
 from kvitto.client.blocking.connection import SyncConnection
 from kvitto.cluster.handshake import read_key
-from kvitto.server.followers import BEGINNERS_MAX, FILES
+from kvitto.server.follower_links import BEGINNERS_MAX, FILES
 from kvitto.store import paths
 from kvitto.store.store import IN_ORDER
 from tests.cli.process import kvitto as command

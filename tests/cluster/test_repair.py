@@ -145,6 +145,34 @@ def iter_nothing() -> Generator[bytes, None, list[Damage]]:
     return []
 
 
+def test_a_chunk_with_damage_goes_out_in_one_step() -> None:
+    """What is behind the follower's end of the file may change with any record, and would be stale in a later step."""
+    pair = following()
+    path = max(path for path in pair.theirs if path.startswith("queues/") and path.endswith(paths.SEGMENT_SUFFIX))
+    pair.disk = pair.disk.kill()
+    publish(pair.leading, "more", "and more")
+    pair.leading.inner.flip(path, 100, 3)
+    pair.begin()
+    pair.leading.ring.told = pair.leading.ring.next
+    pieces = pair.link.pieces
+
+    def changed() -> list[bytes]:
+        found = pieces()
+        if pair.leading.leader.kept and not changes:
+            changes.append(path)
+            file = pair.leading.tapped.open(path)
+            file.write_at(len(pair.theirs[path]) - 4, [b"late"])
+            file.close()
+            pair.leading.ring.told = pair.leading.ring.next
+        return found
+
+    changes: list[str] = []
+    pair.link.pieces = changed  # type: ignore[method-assign]
+    pair.pump()
+    assert changes and pair.link.state == "following"
+    assert pair.own[path][101:] == pair.theirs[path][101:] and pair.own[path].endswith(b"late")
+
+
 def test_damage_that_spans_chunks_of_a_large_file() -> None:
     pair = following(0)
     for size in (10, CHUNK_BYTES // 2, 3 * CHUNK_BYTES, 10, CHUNK_BYTES, 10):

@@ -59,6 +59,22 @@ def test_changes_are_told_in_order() -> None:
     ]
 
 
+def test_room_that_is_cut_off_is_nobody_elses_matter() -> None:
+    tapped = Tapped()
+    file = tapped.disk.open("format", create=True)
+    file.write_at(0, [b"abcd"])
+    file.sync()
+    before = tapped.told()
+    file.reserve(4, 1000)
+    file.truncate(4)
+    file.sync()
+    tapped.disk.sync_point([file], [])
+    assert tapped.told() == before and tapped.inner.files()["format"] == b"abcd"
+    file.truncate(3)
+    tapped.disk.sync_point([file], [])
+    assert tapped.told()[len(before) :] == [("TRUNCATE", b""), ("SYNC", [1])]
+
+
 def test_files_of_one_machine_are_not_told_of() -> None:
     tapped = Tapped()
     disk = tapped.disk

@@ -96,6 +96,7 @@ UNCHANGING = {
     ("POST", "/api/exchanges/{vhost}/{name}/delayed/{message_id}/run"),
     ("PUT", "/api/settings/log"),
     ("POST", "/api/cluster/transfer"),
+    ("POST", "/api/cluster/remove"),
     ("POST", "/api/cluster/upgrade"),
     ("POST", "/api/queues/{vhost}/{name}/actions"),
     ("DELETE", "/api/consumers/{vhost}/{connection}/{channel}/{tag}"),

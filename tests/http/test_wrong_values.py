@@ -92,6 +92,7 @@ RIGHT: dict[str, Any] = {
     "POST /api/users/bulk-delete": {"users": ["somebody"]},
     "PUT /api/cluster-name": {"name": "lund"},
     "POST /api/cluster/transfer": {"to": "90ab12cd"},
+    "POST /api/cluster/remove": {"node": "90ab12cd"},
     "PUT /api/settings/log": {"level": "info"},
     f"POST {QUEUE}/actions": {"action": "sync"},
     "DELETE /api/consumers/{vhost}/{connection}/{channel}/{tag}": {},
@@ -110,7 +111,7 @@ RIGHT: dict[str, Any] = {
     "POST /api/all-configuration": DEFINITIONS,
     "POST /api/definitions/{vhost}": {"queues": DEFINITIONS["queues"]},
 }
-OF_CLUSTERS = {"POST /api/cluster/transfer", "POST /api/cluster/upgrade"}
+OF_CLUSTERS = {"POST /api/cluster/transfer", "POST /api/cluster/remove", "POST /api/cluster/upgrade"}
 """`tests/cluster/test_clients.py` and `test_levels.py` there show that these are done."""
 WITHOUT_BODY: dict[str, Any] = {
     "POST /api/vhosts/{vhost}/start/{node}": {},

@@ -9,12 +9,12 @@ import pika.exceptions
 import pytest
 
 from kvitto.broker.administration.policies import policy
-from kvitto.protocol.timeouts import Timeouts
+from kvitto.protocol.timeouts import LOOKS, Timeouts
 from kvitto.wire import methods as m
 from kvitto.wire.methods import BasicDeliver, ChannelClose, Method, decode
 from kvitto.wire.spec import FRAME_METHOD
 from tests.protocol.raw import NO_PROPERTIES, Raw, content
-from tests.protocol.sansio import ProtocolHarness, Wire
+from tests.protocol.sansio import ProtocolHarness, Wire, frame
 
 TIMEOUT_MS = 10_000
 LATE_MS = 1000
@@ -197,6 +197,41 @@ def test_acks_that_are_held_back_by_the_broker_are_waited_for(harness: ProtocolH
     harness.hub.alarms.block(None)
     say(wire, 1, m.BasicAck(1))
     pass_time(harness, 2 * TIMEOUT_MS)
+    assert not closed(wire)
+
+
+def flood(harness: ProtocolHarness, wire: Wire, *last: Method, turns: int) -> None:
+    """Channel 2 publishes more than fits into a turn before each turn that looks at channel 1."""
+    say(wire, 2, m.ChannelOpen())
+    one = content(2, m.BasicPublish("", "nowhere"), NO_PROPERTIES, b"x")
+    for number in range(turns):
+        wire.feed(
+            one * 3000 + (b"".join(frame(FRAME_METHOD, 1, each.encode()) for each in last) if not number else b"")
+        )
+        assert wire.connection.yielded and wire.connection.rest
+        if (due := harness.broker.timers.next_ms) is None:
+            return  # nothing is watched any more
+        harness.clock.advance((due - harness.clock.monotonic_ms()) / 1000)
+        harness.broker.tick()
+        harness.turn()
+
+
+def test_who_always_sends_more_than_fits_into_a_turn_is_closed_in_time(harness: ProtocolHarness) -> None:
+    """A16: the input that is left to the next turn may have an ack in it, but is waited for only once."""
+    wire = opened(harness, m.BasicConsume("q", "c"))
+    publish(harness, "q", b"x")
+    flood(harness, wire, turns=LOOKS + 3)
+    assert [number for number, _ in closed(wire)] == [1]
+
+
+def test_an_ack_in_the_input_that_is_left_to_the_next_turn_comes_in_time(harness: ProtocolHarness) -> None:
+    """A16."""
+    wire = opened(harness, m.BasicConsume("q", "c"))
+    publish(harness, "q", b"x")
+    pass_time(harness, TIMEOUT_MS + TIMEOUT_MS // LOOKS)
+    assert not closed(wire)
+    flood(harness, wire, m.BasicAck(1), turns=2)
+    harness.settle_down()
     assert not closed(wire)
 
 

@@ -207,6 +207,25 @@ def test_a_stop_ends_although_its_last_writes_fail(tmp_path: Path) -> None:
         run_loop(main())
 
 
+def test_a_stop_syncs_in_the_threads_what_it_cuts_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One file after the other, a stop with 1,000 queues took 0.25 s for that, and so did an election."""
+
+    async def main() -> None:
+        server = Server(Config(data_dir=tmp_path, port=0, http_port=None))
+        await server.start()
+        async with kvitto.connect(f"amqp://127.0.0.1:{server.port}") as connection, connection.channel() as channel:
+            await channel.queue("q", durable=True)
+            for _ in range(2):
+                await channel.publish(b"x", "q")
+        (segment,) = server.broker.vhosts["/"].queues["q"].log.segments
+        assert segment.reserved > segment.size
+        monkeypatch.setattr(server.broker, "sync_files", lambda: pytest.fail("the stop syncs in the loop"))
+        await server.stop()
+        assert server.store.ended_in_order and not segment.reserved
+
+    run_loop(main())
+
+
 def test_a_job_that_is_not_finished_does_not_go_on_when_the_directory_has_been_left(tmp_path: Path) -> None:
     """A broker with many queues that was stopped just behind its start read closed files, said that they were damaged, and ended with 1."""
 

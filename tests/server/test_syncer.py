@@ -243,13 +243,33 @@ def test_few_directories_are_open_at_one_time(tmp_path: Path) -> None:
 def test_a_stop_in_the_middle_of_a_job_leaves_no_descriptor_open(tmp_path: Path) -> None:
     """C8: the broker stops because something else has failed."""
     disk = RealDisk(str(tmp_path))
+    open_dir, pipe, close = disk.open_dir, os.pipe, os.close
+    held: set[int] = set()  # other threads of this process open files too, so that a look at all of them shows theirs
+
+    def open_it(path: str) -> int:
+        fd = open_dir(path)
+        held.add(fd)
+        return fd
+
+    def pipe_it() -> tuple[int, int]:
+        ends = pipe()
+        held.update(ends)
+        return ends
+
+    def close_it(fd: int) -> None:
+        held.discard(fd)
+        close(fd)
 
     async def main() -> None:
-        syncer = syncer_module.Syncer(asyncio.get_running_loop(), lambda job: pytest.fail("it is told"), nothing)
-        before = set(os.listdir("/proc/self/fd"))
-        syncer.submit(Commit(disk, [], [""] * 5))
-        syncer.stop()
-        assert not set(os.listdir("/proc/self/fd")) - before
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(disk, "open_dir", open_it)
+            patch.setattr(os, "pipe", pipe_it)
+            patch.setattr(os, "close", close_it)
+            syncer = syncer_module.Syncer(asyncio.get_running_loop(), lambda job: pytest.fail("it is told"), nothing)
+            syncer.submit(Commit(disk, [], [""] * 5))
+            assert len(held) == 8 + 5
+            syncer.stop()
+            assert not held
 
     asyncio.run(main())
 

@@ -189,7 +189,7 @@ class Node:
             leading.leader.links.append(self.link)
             self._to_leader += self.follower.begin()
         try:
-            self._to_follower += self.link.give()
+            self._to_follower += b"".join(self.link.pieces())
         except Behind:
             self.cluster.result.notes["too far behind"] += 1
             self.cut()

@@ -11,7 +11,7 @@ all that the client has been told until then.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from random import Random
 from typing import Any
@@ -124,6 +124,7 @@ class Standby:
         self.result = result
         self.part = part
         self.rng = Random(f"{world.seed} standby")
+        self.rng_of_pushes = Random(f"{world.seed} pushes")
         self.gated = Random(f"{world.seed} gate").random() < 0.5
         self.gate: Gate | None = None
         """Which commits the leader may announce, None as long as it waits for nobody."""
@@ -276,12 +277,21 @@ class Standby:
                 self.cut()
                 self.link = Link(self.leader, "follower")
                 self.leader.links = [self.link]
+                self.leader.ring.on_put = self.push
                 self._to_leader += self.follower.begin()
             try:
-                self._to_follower += self.link.give()
+                self._to_follower += b"".join(self.link.pieces())
+                if (ahead := self.link.read_ahead()) is not None:
+                    ahead.run()  # until the next step the file may change
             except Behind:
                 self.result.notes["too far behind"] += 1
                 self.cut()
+
+    def push(self) -> None:
+        """The leader sends records in the middle of an operation of its disk."""
+        if self.link is not None and self.rng_of_pushes.random() < 0.5:
+            with suppress(Behind):  # `pump` finds out
+                self._to_follower += b"".join(self.link.at_once())
 
     def deliver(self, size: int) -> None:
         """So many bytes arrive, on both sides."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -84,9 +84,8 @@ def cut_members(self: Membership, member: str) -> bool:
     return True
 
 
-def acknowledge_unsynced(self: Follower, number: int) -> bool:
+def acknowledge_unsynced(self: Follower, files: Sequence[int], directories: Sequence[str]) -> None:
     """R1: a follower acknowledges what it has not synced."""
-    return True
 
 
 def begin_quietly(disk: Any, epoch: int, in_order: bool) -> None:
@@ -132,7 +131,7 @@ lead, manage = Cluster.lead, Cluster.manage
         (clusters.Cluster, "lead", wait_for_nobody),
         (clusters.Cluster, "manage", add_whoever_follows),
         (Membership, "may_be_cut", cut_members),
-        (Follower, "_sync_file", acknowledge_unsynced),
+        (Follower, "_sync_unsynced", acknowledge_unsynced),
         (clusters, "begin_epoch", begin_quietly),
         (clusters, "begin_epoch", begin_in_order),
         (Link, "_resumes", go_on_anywhere),

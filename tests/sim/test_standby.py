@@ -11,7 +11,7 @@ from kvitto.cluster import follower
 from kvitto.cluster.counting import Copy
 from kvitto.cluster.follower import Follower
 from kvitto.cluster.gate import Gate
-from kvitto.cluster.link import Link
+from kvitto.cluster.link import Link, Read, Step
 from kvitto.cluster.records import Kind, Record
 from kvitto.cluster.state import Following, write_following
 from kvitto.cluster.tapping import TapDisk
@@ -68,14 +68,19 @@ def send_names_late(self: Link) -> Iterator[bytes]:
     yield self._frames.encode(Kind.NAMES, 0, self.place)
 
 
-def read_before(self: Link, path: str, node: Node) -> Iterator[bytes]:
+def read_before(self: Link, path: str, node: Node) -> Iterator[Step]:
     """Read a file in one step and send it in a later one, behind records that came meanwhile."""
     for part in list(send_file(self, path, node)):
         yield b""
         yield part
 
 
-def look_once(self: Link) -> Iterator[bytes]:
+def take_what_was_read(self: Read, node: Node, at: int) -> bytes:
+    """A chunk was read ahead, and has changed since."""
+    return self._data
+
+
+def look_once(self: Link) -> Iterator[Step]:
     """Take for the same what was so, whatever has changed since."""
     yield from look(self)
     self._same = {path: (node, 1 << 62) for path, (node, _) in self._same.items()}
@@ -127,6 +132,7 @@ send_file, look = Link._send_file, Link._look
         (Link, "_send_names", send_names_late),
         (Link, "_send_file", read_before),
         (Link, "_look", look_once),
+        (Read, "found", take_what_was_read),
         (TapDisk, "sync_point", say_nothing),
         (TapDisk, "rename", rename_quietly),
         (Follower, "_apply", leave_out),

@@ -5,6 +5,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,7 @@ class Config:
             raise ConfigError(f"--log-level must be one of {', '.join(LEVELS)}, not {self.log_level}")
         self._check_first_user()
         self._check_followers()
+        self._check_ports()
         if self.disk_free_limit < 0 or self.memory_limit < 0:
             raise ConfigError("--disk-free-limit and --memory-limit must be 0 or more")
         try:
@@ -199,6 +201,21 @@ class Config:
         if self.followers and not self.sync:
             raise ConfigError("--followers needs --sync on: followers sync where the broker does")
 
+    def _check_ports(self) -> None:
+        """Refuse one port for two listeners. Raise ConfigError."""
+        amqp, http = set(self.hosts), set(self.http_hosts)
+        host, port = address(self.followers) if self.followers else ("", None)
+        listeners: list[tuple[str, set[str], int | None]] = [
+            ("--port", amqp, self.port),
+            ("--tls-port", amqp, self.tls_port),
+            ("--http-port", http, self.http_port),
+            ("--https-port", http, self.https_port),
+            ("--followers", {host}, port),
+        ]
+        for (one, hosts, port), (other, others, same) in combinations(listeners, 2):
+            if port and port == same and hosts & others:
+                raise ConfigError(f"{one} and {other} have the same port, {port}: choose another one")
+
     @property
     def advertised(self) -> tuple[str, int]:
         """Host and port at which the other nodes of a cluster reach this one."""
@@ -241,7 +258,7 @@ def address(text: str) -> tuple[str, int]:
     """Return the host and the port of a text like "10.0.0.1:5690" or "[::1]:5690". Raise ValueError for another text."""
     host, colon, port = text.rpartition(":")
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if not colon or not host or not (port.isascii() and port.isdigit() and int(port) <= PORT_MAX):
+    if not colon or not host or "/" in host or not (port.isascii() and port.isdigit() and int(port) <= PORT_MAX):
         raise ValueError(f"{text!r} is no address: give HOST:PORT")
     return host, int(port)
 

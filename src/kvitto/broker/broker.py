@@ -52,8 +52,12 @@ log = logging.getLogger("kvitto.broker")
 
 LOOKED_AT_FIRST = 32
 """So many queues look at their first message before the start ends."""
-LOOKED_AT_ONCE = 16
-"""So many of the other queues look at their first message in one turn."""
+LOOKED_AT_ONCE = 4
+"""At least this many of the other queues look at their first message at a time. Each of them may have to read 256 KiB from the disk."""
+LOOK_MS = 5
+"""The pause between two such looks, in milliseconds. Clients are served meanwhile."""
+LOOKS_MAX = 2000
+"""The most looks behind a start. With many queues more of them look at a time."""
 
 Direct = tuple[Queue, bytes, bytes, bytes | Buf, int, int]
 """A message for a queue: key, props, body, time to live in ms (-1: none), flags."""
@@ -266,25 +270,26 @@ class Broker(Turning):
                     self.sync_all()
         for queue in queues:
             queue.release_windows()
-        self.jobs.start(self._look_at_first_messages(queues[LOOKED_AT_FIRST:]))
+        rest = queues[LOOKED_AT_FIRST:]
+        if rest:
+            self._look_at_first_messages(iter(rest), max(LOOKED_AT_ONCE, -(-len(rest) // LOOKS_MAX)), ())
 
-    def _look_at_first_messages(self, queues: list[Queue]) -> Iterator[None]:
+    def _look_at_first_messages(self, waiting: Iterator[Queue], most: int, looked: tuple[Queue, ...]) -> None:
         """Have queues look whether their first message has expired, a few at a time, so that most of them use the same memory for that.
 
-        A broker with many queues does so when it serves clients already: whoever takes a message looks, too.
+        A broker with many queues does so when it serves clients already: whoever takes a message looks, too. `looked`: the queues that
+        have looked in the last turn.
         """
-        waiting = iter(queues)
-        while some := list(islice(waiting, LOOKED_AT_ONCE)):
-            for queue in some:
-                queue.mark_dirty()
-            turns = self.turns
-            while turns == self.turns:
-                yield  # several pieces of a job may run before a turn
-            if self.jobs.waiting:  # another job may be reading messages of these queues
-                continue
-            for queue in some:
+        if not self.jobs.waiting:  # else a job may be reading messages of these queues
+            for queue in looked:
                 if not queue.deleted and not queue.consumers:
                     queue.release_windows()
+        some = tuple(islice(waiting, most))
+        for queue in some:
+            if not queue.deleted:
+                queue.mark_dirty()
+        if some:
+            self.timers.after(LOOK_MS, self._look_at_first_messages, waiting, most, some)
 
     # -- definitions -----------------------------------------------------------------------------------------
 
@@ -409,14 +414,18 @@ class Broker(Turning):
         # after a sync the store may seal segments, archive them or remove files of the journal, which writes again
         for _ in range(STEPS):
             self.store.finish_work()
-            for queue in self.queues.values():
-                if queue.fault is None:
-                    queue.log.trim()
+            self.trim()
             if not self.store.commits.dirty:
                 break
             self.sync_all()
         if self.unwritten or self.store.definitions.unwritten:
             raise StoreFull("the disk is full, and what came last could not be written")
+
+    def trim(self) -> None:
+        """Cut segments off behind their last batch, where they have reserved room. The next sync makes that durable."""
+        for queue in self.queues.values():
+            if queue.fault is None:
+                queue.log.trim()
 
     def sync_all(self) -> None:
         """Sync everything and run a turn. Only for a start or a clean stop, when no loop runs."""

@@ -8,11 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import select
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,7 +21,9 @@ from kvitto.base import limits
 from kvitto.base.clock import SystemClock
 from kvitto.base.config import Config, address
 from kvitto.base.errors import StoreFull
-from kvitto.cli.following import AGAIN_S, Patience, Stopped, connected, scrub, stop, talk, why_ended
+from kvitto.cli.following import AGAIN_S, ANEW, STOPS, Patience, Stopped, connected, scrub, stop, talk, why_ended
+from kvitto.cli.leaders import WATCH_S, LastLeader, Watch, answers, unheard_s
+from kvitto.cluster.belonging import belong
 from kvitto.cluster.follower import Follower
 from kvitto.cluster.handshake import Refused, read_key
 from kvitto.cluster.promotion import begin_epoch, ended_in_order
@@ -33,10 +33,8 @@ from kvitto.cluster.standing import COMPARING, FOLLOWING, WAITING, Standing
 from kvitto.cluster.state import (
     Following,
     Member,
-    epoch_of,
     new_id,
     read_following,
-    read_history,
     read_member,
     why_not_elected,
     write_following,
@@ -45,12 +43,13 @@ from kvitto.cluster.state import (
 from kvitto.server.etcd import Etcd, access
 from kvitto.server.front import Front
 from kvitto.server.front_http import OwnAnswers
+from kvitto.server.lanes import Lanes
 from kvitto.server.lease import TTL_S, Lease, boottime
 from kvitto.server.listening import ANY_IPV4, ANY_IPV6, bind, in_url
 from kvitto.server.node_tls import node_tls
 from kvitto.server.notify import Notify
 from kvitto.server.scrubbing import Scrubbing, place_of
-from kvitto.server.tenure import PROMISE_S, Damaged, Deposed, Election, NoRoom
+from kvitto.server.tenure import Damaged, Deposed, Election, NoRoom
 from kvitto.store import paths
 from kvitto.store.disk import Disk, RealDisk
 from kvitto.store.store import refuse_incomplete, refuse_inside
@@ -69,8 +68,6 @@ COMPLAINT_TTL_S = 3
 """A complaint ends after this time, and is not taken back when the leader is heard again."""
 COMPLAIN_AGAIN_S = 1.0
 """A complaint is written again with the first attempt that fails after this time. Each one is two writes of etcd."""
-WATCH_S = 1.0
-"""A follower asks the register this often whether its leader still leads."""
 REST_S = 0.2
 AT_ONCE_S = 0.01
 STARTS_S = 0.03
@@ -78,9 +75,6 @@ STARTS_S = 0.03
 DEFER_S = 2.0
 """If an operator has chosen another node as the next leader, this node waits this long before it tries to lead."""
 AGAIN_MAX_S = 1.0
-ANEW = "KVITTO_BEGUN_ANEW"
-"""A process that has led sets this environment variable before `exec`, so that the new process lets others lead first. Its value is the
-reason why the broker had no room, or empty."""
 LOW_S = 2.0
 """A node with little free space tries to lead only if nobody has led for this time, because its publishers would be blocked."""
 FULL_S = 5.0
@@ -94,7 +88,7 @@ def run_node(config: Config, lead: Callable[[Election], int]) -> int:
     disk = RealDisk(str(config.data_dir))
     refuse_inside(disk)
     disk.makedirs("")
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in STOPS:
         signal.signal(number, stop)
     notify = Notify(os.environ)
     try:
@@ -105,7 +99,7 @@ def run_node(config: Config, lead: Callable[[Election], int]) -> int:
         election = candidate.wait()
         del lock, candidate
     except Stopped:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in STOPS:
             signal.signal(number, signal.SIG_IGN)
         log.info("stopping")
         notify.stopping()
@@ -119,7 +113,7 @@ def run_node(config: Config, lead: Callable[[Election], int]) -> int:
         election.lease.stop(give_up=True)
         os._exit(0)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in STOPS:
         signal.signal(number, give_up)
     try:
         return lead(election)
@@ -162,6 +156,8 @@ def begin_anew(no_room: str = "") -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os.environ[ANEW] = no_room
+    # a signal that comes now is delivered when the new process has set its handlers
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
@@ -187,14 +183,11 @@ class Candidate:
         self._scrubbing: Scrubbing | None = None
         self._free_since = time.monotonic()
         """The time from which on nobody has led, as far as this node knows."""
-        self._followed = ""
-        """The last leader's process that has sent something."""
-        self._last: Seat | None = None
-        self._dead = ""
-        """The last leader's process that is known to have ended."""
-        self._heard_at = boottime()
+        self._last = LastLeader()
         self._sock: socket.socket | None = None
         """The connection to the leader that is being followed."""
+        self._kept: list[socket.socket] = []
+        """Sockets that keep the port for followers, which this node needs when it leads."""
         self._tried = ""
         """The leader's process that this node has tried to reach last."""
         self._in_touch_at = boottime()
@@ -204,8 +197,6 @@ class Candidate:
         no_room = os.environ.pop(ANEW, None)
         self._is_anew = no_room is not None
         """Whether this process has led before: then others are to lead first."""
-        self._promised_until = self._heard_at + PROMISE_S
-        """Until then this node does not try to lead: an earlier process of it may have promised that just before its end."""
         self._deferred_until = 0.0
         """Until then others are to lead, for the reason `_deferred_for`."""
         self._deferred_for = ""
@@ -222,13 +213,16 @@ class Candidate:
         """Follow until this node is elected. Raises Refused, StoreError, RegisterError, or Stopped."""
         self._listen()
         try:
-            self.member = self._known(self._seen(at_start=True))
+            self.member = self._belongs(self._seen(at_start=True))
             self._standing = replace(self._standing, member=self.member.member)
             self.front.cluster = self.member.cluster
             election = self._elected()
         except BaseException:
             self.front.close()
             raise
+        finally:
+            for sock in self._kept:
+                sock.close()
         self._stand_as(WAITING, "this node was elected, and its broker starts, or waits until enough nodes are in sync")
         return election
 
@@ -244,11 +238,11 @@ class Candidate:
             except Unanswered as error:
                 self._without_register(error)
                 continue
-            self._known(seen)
+            self._belongs(seen)
             document, seat = seen.document, seen.seat
             assert document is not None
             self._document = document
-            if seat is not None and seat.member != self.member.member and seat.process != self._dead:
+            if seat is not None and seat.member != self.member.member and not self._last.has_ended(seat):
                 self._led_by(seat)
                 self._follow(seat, document.epoch)
                 self._free_since = time.monotonic()
@@ -271,7 +265,7 @@ class Candidate:
             except StreamError as error:
                 why = f"nobody leads; this node cannot: {error}"
             self._say(why)
-            promised_s = self._promised_until - boottime()
+            promised_s = self._last.promised_until - boottime()
             time.sleep(min(promised_s, REST_S) if promised_s > 0 else REST_S)
 
     def _seen(self, at_start: bool = False) -> Seen:
@@ -280,7 +274,7 @@ class Candidate:
             try:
                 return self._register.read()
             except Unanswered as error:
-                if at_start and isinstance(error, NotAllowed):
+                if at_start and isinstance(error, NotAllowed) and not self._is_anew:
                     raise Refused(str(error)) from None
                 self._notify.alive()
                 self._say(str(error))
@@ -289,14 +283,19 @@ class Candidate:
     def _without_register(self, error: Unanswered) -> None:
         """Follow the last leader again, because the register does not answer. This is as safe as a connection that was never interrupted:
         the leader has to prove its epoch, and this node has not tried to lead."""
-        seat = self._last
-        if seat is not None and seat.process != self._dead and self._follower is not None and self._follower.session:
+        seat = self._last.seat
+        follows = self._follower is not None and self._follower.session
+        if seat is not None and not self._last.has_ended(seat) and follows:
             self._led_by(seat)
             self._follow(seat, self._epoch)
             self._free_since = time.monotonic()
         else:
             self._say(str(error))
             time.sleep(REST_S)
+
+    def _belongs(self, seen: Seen) -> Member:
+        """Return which member the directory is. Raises Refused if it does not belong to the cluster that the register knows."""
+        return belong(self._disk, self._disk.root, seen, self._config.cluster, self._where)
 
     def _say(self, text: str) -> None:
         if text and text != self._said:
@@ -311,8 +310,10 @@ class Candidate:
         config = self._config
         host, port = address(config.followers)
         try:
-            for sock in asyncio.run(bind([host], port)):
-                sock.close()
+            self._kept = asyncio.run(bind([host], port))
+            for sock in self._kept:
+                # with this option another program could have the port as long as this one does not listen
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
         except OSError as error:
             why = os.strerror(error.errno).lower() if error.errno and error.errno > 0 else error.strerror
             raise Refused(
@@ -342,51 +343,6 @@ class Candidate:
         if (state, why) != (self._standing.state, self._standing.why):
             self._standing = replace(self._standing, state=state, why=why, since_ms=self._clock.now_ms())
 
-    # -- what the directory says -----------------------------------------------------------------------------------
-
-    def _known(self, seen: Seen) -> Member:
-        """Compare the document with what the directory remembers (R9). Return which member the directory is."""
-        document, disk = seen.document, self._disk
-        own, name = read_member(disk), self._config.cluster
-        if own is not None and own.name != name:
-            raise Refused(f"{disk.root} belongs to the cluster {own.name}: say --cluster {own.name}")
-        if document is None and own is not None:
-            raise Refused(
-                f"the document of the {self._where} is gone. Stop all nodes, choose the directory of the last leader, or of one that "
-                "was in sync, and say `kvitto cluster force --data-dir` with it"
-            )
-        if document is None:
-            raise Refused(
-                f"there is no {self._where}: `kvitto cluster init` makes it, on the node whose messages are kept"
-            )
-        if own is None:
-            begun = paths.LOCK, paths.NOBODYS, paths.copying(paths.MEMBER)
-            names = [name for name in disk.listdir("") if name not in begun]
-            if names:
-                raise Refused(
-                    f"{disk.root} is not empty and belongs to no cluster, it holds {names[0]!r}: choose an empty directory, or "
-                    "`kvitto cluster init` makes a cluster of it"
-                )
-            own = Member(document.cluster, seen.identity, name)
-            write_member(disk, own)
-        if own.cluster != document.cluster:
-            raise Refused(
-                f"{disk.root} belongs to another cluster than the {self._where}, although both have this name. If that one was made "
-                f"by mistake, remove it with `etcdctl del --prefix kvitto/{name}/`; if not, use an empty directory there"
-            )
-        if own.register != seen.identity:
-            raise Refused(
-                f"the {self._where} is another etcd than the one that {disk.root} knows, perhaps restored from a backup. It may "
-                "name nodes that lack messages. If you know that this directory has everything, stop all nodes and say "
-                f"`kvitto cluster force --data-dir {disk.root}`"
-            )
-        if document.epoch < (epoch := epoch_of(read_history(disk))):
-            raise Refused(
-                f"{disk.root} knows epoch {epoch}, and the {self._where} is at {document.epoch}: it was set back. If you know that "
-                f"this directory has everything, stop all nodes and say `kvitto cluster force --data-dir {disk.root}`"
-            )
-        return own
-
     # -- following -----------------------------------------------------------------------------------------------
 
     def _follow(self, seat: Seat, epoch: int) -> None:
@@ -394,21 +350,21 @@ class Candidate:
         follower, self._epoch = self._follower, epoch
         if follower is None:
             follower = self._follower = Follower(
-                self._disk, self._clock, self._key, seat.address, log.info, self._judge, self.member
+                self._disk, self._clock, self._key, seat.address, log.info, self._judge, self.member, Lanes().sync
             )
             self._scrubbing = scrub(follower)
         follower.turn_to(seat.address)
         watch, why, before, began = None, "", follower.place, boottime()
         pause: float | None = None  # before the next attempt, if the way in which this one ends decides that
-        again = self._followed == seat.process
+        again = self._last.is_at(seat)
         silence = AGAIN_SILENCE_S if again else SILENCE_S
-        connect_s = CONNECT_AGAIN_S if again and self._silent_s() > WATCH_S else AGAIN_SILENCE_S
+        connect_s = CONNECT_AGAIN_S if again and self._last.silent_s() > WATCH_S else AGAIN_SILENCE_S
         if seat.process != self._tried:
             self._tried, self._in_touch_at = seat.process, began
         try:
             with connected(address(seat.address), connect_s, self._tls, silence) as sock:
                 self._sock = sock
-                watch = Watch(self._register, seat, sock, self._silent_s, self._watched)
+                watch = Watch(self._register, seat, sock, self._last.silent_s, self._watched)
                 why = talk(follower, sock, silence, lambda: self._heard(seat, sock), self._alive)
             if follower.left is not None:
                 self._is_dead(seat)
@@ -449,16 +405,15 @@ class Candidate:
         time.sleep(self._pause)
 
     def _is_dead(self, seat: Seat) -> None:
-        """Note that a leader's process has ended: it has said so, or its machine refuses connections. The promise to it is void then."""
-        self._dead = seat.process
-        self._promised_until = 0.0
+        """Note that the process of a leader has ended, because it has said so, or because its machine refuses connections."""
+        self._last.ended(seat)
         self._led_by(None)  # before the register is read, which may not answer
         self._say(f"the leader at {seat.address} has ended")
 
     def _look_whether_dead(self) -> None:
         """Look whether the last leader's process has ended, if its seat is free."""
-        seat = self._last
-        if seat is not None and seat.process != self._dead and not answers(seat.address, REST_S):
+        seat = self._last.seat
+        if seat is not None and not self._last.has_ended(seat) and not answers(seat.address, REST_S):
             self._is_dead(seat)
 
     def _watched(self, seen: Seen) -> None:
@@ -499,13 +454,7 @@ class Candidate:
             self._stand_as(COMPARING)
         if sock.gettimeout() != SILENCE_S:
             sock.settimeout(SILENCE_S)
-        self._followed, self._last = seat.process, seat
-        self._heard_at = boottime()
-        self._promised_until = self._heard_at + PROMISE_S
-
-    def _silent_s(self) -> float:
-        """Return for how long nothing has come from the leader."""
-        return boottime() - self._heard_at
+        self._last.heard(seat)
 
     def _judge(self, own: list[str], leaders: list[str]) -> str:
         """Return why this directory may not follow a leader with this history; "" if it may."""
@@ -539,9 +488,9 @@ class Candidate:
                 "them, and start it with an empty directory"
             )
         alone = document.members == (me,) or not document.epoch
-        if not alone and seat is None and boottime() < self._promised_until and not self._led_last(document):
+        if not alone and seat is None and boottime() < self._last.promised_until and not self._led_last(document):
             self._look_whether_dead()
-            if self._promised_until:
+            if self._last.promised_until:
                 return "nobody leads; this node has promised to wait"
         return ""
 
@@ -606,7 +555,7 @@ class Candidate:
 
     def _why(self, seen: Seen) -> str:
         """Return why there is an election, for people."""
-        document, last = seen.document, self._last
+        document = seen.document
         if document is None or not document.leader:
             return "nobody has led yet"
         if document.leader == self.member.member:
@@ -614,70 +563,6 @@ class Candidate:
         leader = document.leader[:8]
         if self._follower is not None and self._follower.left is not None:
             return f"{leader} has ended in order"
-        if last is not None and last.process == self._dead:
+        if self._last.has_ended(self._last.seat):
             return f"the process of {leader} has ended"
         return f"{leader} has given its seat up, or its lease has ended"
-
-
-def answers(text: str, timeout_s: float = AGAIN_SILENCE_S) -> bool:
-    """Return False if the machine of an address says that nobody listens there. Without an answer in time somebody may."""
-    try:
-        socket.create_connection(address(text), timeout_s).close()
-    except ConnectionRefusedError:
-        return False
-    except OSError:
-        return True
-    return True
-
-
-def unheard_s(sock: socket.socket | None, heard_at: float) -> float:
-    """Return how many seconds ago something came over a connection. Bytes that this node has not read yet, because it is busy, count as
-    just come."""
-    if sock is None:
-        return 0.0
-    with suppress(OSError, ValueError):  # it is closed
-        unread = select.poll()
-        unread.register(sock, select.POLLIN)
-        if unread.poll(0):
-            return 0.0
-    return boottime() - heard_at
-
-
-class Watch:
-    """Ends the connection to a leader that leads no more and has not noticed, or that is silent and has lost its lease."""
-
-    def __init__(
-        self,
-        register: Register,
-        seat: Seat,
-        sock: socket.socket,
-        silent_s: Callable[[], float],
-        on_seen: Callable[[Seen], None],
-    ) -> None:
-        """`silent_s` returns for how long nothing has come from the leader. `on_seen` gets what the register says each time."""
-        self._silent_s = silent_s
-        self._on_seen = on_seen
-        self._register = register
-        self._seat = seat
-        self._sock = sock
-        self.over = False
-        """Whether it has ended the connection."""
-        self._ended = threading.Event()
-        threading.Thread(target=self._run, name="kvitto-watch", daemon=True).start()
-
-    def _run(self) -> None:
-        while not self._ended.wait(REST_S if self._silent_s() > WATCH_S else WATCH_S):
-            with suppress(Unanswered, RegisterError):
-                seen = self._register.read()
-                self._on_seen(seen)
-                seat = seen.seat
-                over = self._silent_s() > PROMISE_S if seat is None else seat.process != self._seat.process
-                if over and not self._ended.is_set():
-                    self.over = True
-                    with suppress(OSError):
-                        # with TLS its own `shutdown` would take the encryption away below the other thread
-                        socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
-                    return
-
-    def stop(self) -> None:
-        self._ended.set()

@@ -74,6 +74,8 @@ def add_parser(commands: Any) -> None:
     force.add_argument("--data-dir", type=Path, required=True, metavar="DIR", help="the directory that has everything")
     text = f"as of init (default: what the document says, {MINIMUM} if it is gone)"
     force.add_argument("--min-in-sync", type=int, metavar="N", help=text)
+    text = "begin although etcd names other nodes as in sync, and not this one"
+    force.add_argument("--lose-the-rest", action="store_true", help=text)
     text = "start three nodes and an etcd on this machine, kill the leader while somebody publishes, and show what was lost"
     demo = actions.add_parser("demo", help=text, description=text)
     demo.add_argument("--kills", type=int, default=3, metavar="N", help="how often the leader is killed (default: 3)")
@@ -128,12 +130,18 @@ def begin(args: argparse.Namespace, register: Etcd) -> None:
             raise Refused(
                 f"{args.data_dir} follows a leader: begin with that one's directory, or promote this one first"
             )
-        if read_member(disk) is not None:
+        own = read_member(disk)
+        if own is not None and own.name != register.name:
+            raise Refused(
+                f"{args.data_dir} belongs to the cluster {own.name}: say --cluster {own.name}, or `kvitto promote` takes it out of it"
+            )
+        if own is not None:
             raise Refused(
                 f"{args.data_dir} belongs to a cluster already, whose document is gone: `kvitto cluster force` writes it anew"
             )
         member = Member(new_id(), seen.identity, register.name)
-        document = Document(member.cluster, 0, "", (member.member,), args.min_in_sync, levels.LEVEL)
+        epoch = epoch_of(read_history(disk))  # it is above 0 if the directory was taken out of another cluster
+        document = Document(member.cluster, epoch, "", (member.member,), args.min_in_sync, levels.LEVEL)
         write_member(disk, member)  # before the document, which would name somebody who is not there
         try:
             made = register.create(document)
@@ -180,7 +188,17 @@ def begin_again(args: argparse.Namespace, register: Etcd) -> None:
             raise Refused(
                 f"cluster {register.name} in etcd at {register.where} is another one than {args.data_dir} knows"
             )
-        epoch = max(epoch_of(read_history(disk)), before.epoch if before is not None else 0)
+        known = epoch_of(read_history(disk))
+        # an etcd that was restored or set back may name nodes that lack messages, and says nothing against this one
+        is_older = member.register != seen.identity or (before is not None and before.epoch < known)
+        current = None if is_older else before
+        if current is not None and member.member not in current.members and not args.lose_the_rest:
+            others = ", ".join(each[:8] for each in current.members)
+            raise Refused(
+                f"{args.data_dir} (member {member.member[:8]}) was not in sync, and may lack what was confirmed: {others} "
+                "had everything. Say this with the directory of one of them; only if they are lost for good, add --lose-the-rest"
+            )
+        epoch = max(known, before.epoch if before is not None else 0)
         minimum = args.min_in_sync or (before.minimum if before is not None else MINIMUM)
         level = before.level if before is not None else levels.LEVEL
         document = Document(member.cluster, epoch, "", (member.member,), minimum, level)
@@ -201,7 +219,8 @@ def show(args: argparse.Namespace, register: Etcd) -> None:
     document, seat = seen.document, seen.seat
     if document is None:
         raise Refused(
-            f"there is no cluster {register.name} in etcd at {register.where}: `kvitto cluster init` makes it"
+            f"there is no cluster {register.name} in etcd at {register.where}: `kvitto cluster init` makes it, or, if there was one "
+            "before etcd was lost, `kvitto cluster force`"
         )
     if args.json:
         print(json.dumps({**asdict(document), "seat": asdict(seat) if seat is not None else None}))

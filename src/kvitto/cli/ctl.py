@@ -26,6 +26,7 @@ Command = Callable[[Management, argparse.Namespace], str | Shown]
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser("ctl", help="administer a running broker", description=__doc__.partition("\n")[0])
     _common(parser, default_uri(os.environ), False)
+    parser.elsewhere = {f"cluster_{name}": f"kvitto cluster {name}" for name in ("init", "force")}
     parser.set_defaults(run=run)
     shared = Parser(add_help=False)
     _common(shared, argparse.SUPPRESS, argparse.SUPPRESS)

@@ -21,6 +21,7 @@ from kvitto.base.errors import StoreFull
 from kvitto.cluster.follower import Follower
 from kvitto.cluster.handshake import Refused, read_key
 from kvitto.cluster.records import StreamError
+from kvitto.server.lanes import Lanes
 from kvitto.server.listening import CUT_S, end_if_cut
 from kvitto.server.node_tls import NodeTls, is_about_certificate, node_tls, why_not_leader
 from kvitto.server.notify import Notify
@@ -36,6 +37,11 @@ READ_BYTES = 1 << 20
 CONNECT_S = 5.0
 SILENCE_S = 15.0
 """A leader says four times a second that it is there."""
+ANEW = "KVITTO_BEGUN_ANEW"
+"""A process that has led sets this environment variable before `exec`, so that the new process lets others lead first. Its value is the
+reason why the broker had no room, or empty."""
+STOPS = (signal.SIGTERM, signal.SIGINT)
+"""The signals that stop a broker or a node in order."""
 AGAIN_S, AGAIN_MAX_S = 0.1, 5.0
 REFUSED_S = 15.0
 """A node that is refused for a reason that may pass tries again for this time before it ends."""
@@ -55,8 +61,9 @@ def follow(config: Config) -> int:
     disk.makedirs("")
     lock = disk.lock(paths.LOCK)
     refuse_incomplete(disk)
-    follower, tls = Follower(disk, SystemClock(), key, config.follow, log.info), node_tls(config)
-    for number in (signal.SIGTERM, signal.SIGINT):
+    follower = Follower(disk, SystemClock(), key, config.follow, log.info, sync=Lanes().sync)
+    tls = node_tls(config)
+    for number in STOPS:
         signal.signal(number, stop)
     notify = Notify(os.environ)
     scrubbing = scrub(follower)
@@ -66,7 +73,7 @@ def follow(config: Config) -> int:
     try:
         keep_following(follower, host, port, tls, notify.alive)
     except Stopped:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in STOPS:
             signal.signal(number, signal.SIG_IGN)
         log.info("stopping")
         notify.stopping()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 URI = "--uri"
@@ -17,6 +17,9 @@ URI = "--uri"
 
 
 class Parser(argparse.ArgumentParser):
+    elsewhere: Mapping[str, str] = {}
+    """Commands that people look for here, written with underscores, and where they are. A command of a similar name may do harm."""
+
     def add_argument(self, *names: str, **settings: Any) -> argparse.Action:
         action = super().add_argument(*names, **settings)
         if URI in names:
@@ -48,6 +51,8 @@ class Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, text)
         below = {name: parser.prog for parent in action.choices.values() for name, parser in commands_of(parent)}
         text = meant(str(value), action.choices) or meant(str(value), below, below)
+        if place := self.elsewhere.get(value.replace("-", "_")):
+            text = f": it is {place}"
         raise argparse.ArgumentError(None, f"there is no command {value!r}{text}")
 
     def error(self, message: str) -> Any:

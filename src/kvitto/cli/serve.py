@@ -18,11 +18,11 @@ from kvitto.base.build import compiled, how_to_compile
 from kvitto.base.config import Config, ConfigError
 from kvitto.base.errors import StoreError, StoreFull
 from kvitto.base.log import set_up as set_up_log
-from kvitto.cli.following import follow
+from kvitto.cli.following import ANEW, STOPS, follow
 from kvitto.cli.options import add_options, config_of
 from kvitto.cluster.handshake import Refused
 from kvitto.cluster.promotion import refuse_member
-from kvitto.server.garbage import clean_up, spare_the_loop
+from kvitto.server import garbage
 from kvitto.server.listening import in_url
 from kvitto.server.notify import Notify
 from kvitto.server.poller import run as run_loop
@@ -48,7 +48,8 @@ def run(args: argparse.Namespace) -> int:
     # SIGHUP is ignored until there are TLS files to read again: a start may take long, and a renewed certificate must
     # not end it
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    before = {number: signal.signal(number, stop_early) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, stop_early) for number in STOPS}
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
     try:
         config = config_of(args, os.environ)
         set_up_log(config.log_json, config.log_level)
@@ -75,7 +76,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def stop_early(number: int, _frame: object) -> None:
-    """End a start, which may take long. As process 1 of a container this one would not get the signal's usual effect."""
+    """End a start, which may take long. As process 1 of a container this one would not get the signal's usual effect.
+
+    The exit code is 0 if this process has led and begins anew: it was ready before, so its start has not failed.
+    """
+    if ANEW in os.environ:
+        log.info("stopping")
+        os._exit(0)
     print(f"kvitto: stopped by {signal.Signals(number).name} before it was ready; no message is lost", file=sys.stderr)
     sys.stderr.flush()
     os._exit(1)
@@ -83,6 +90,7 @@ def stop_early(number: int, _frame: object) -> None:
 
 async def serve(config: Config, election: Election | None = None) -> int:
     """Run the broker until a signal. Return 0 after an end in order. Raises Deposed if another node of its cluster leads, or should."""
+    garbage.begin()
     server, notify = Server(config, election=election), Notify(os.environ)
     if not compiled() and (advice := how_to_compile()):
         log.warning("running interpreted, much slower: %s", advice)
@@ -93,9 +101,9 @@ async def serve(config: Config, election: Election | None = None) -> int:
             server.followers.given_up = True
 
     def opened() -> None:
-        spare_the_loop()
+        garbage.spare_the_loop()
         if config.min_in_sync > 1 or election is not None:  # the rest of the start may take days
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in STOPS:
                 loop.add_signal_handler(number, give_up)
 
     server.when_opened = opened
@@ -129,12 +137,12 @@ async def serve(config: Config, election: Election | None = None) -> int:
         server.reload()
         notify.ready(ready(server))
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in STOPS:
         loop.add_signal_handler(number, stop)
     loop.add_signal_handler(signal.SIGHUP, reload)
     if not config.sync:
         log.warning("--sync off: a confirm survives a crash of this process, not of the machine")
-    server.when_idle = clean_up
+    server.when_idle = garbage.clean_up
     print(ready(server), flush=True)
     notify.ready(ready(server))
     notify.watch(loop)

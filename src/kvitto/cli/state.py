@@ -49,6 +49,8 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
     )
     sub = add("cluster_transfer", cluster_transfer, "have another node of the cluster lead; nothing is flagged then")
     sub.add_argument("node", nargs="?", default="", metavar="NODE", help="which one (default: whichever is first)")
+    sub = add("cluster_remove", cluster_remove, "forget a node of the cluster that is away and will not come back")
+    sub.add_argument("node", metavar="NODE", help="which one")
     text = "have the cluster use what its nodes know, once all of them have been updated"
     add("cluster_upgrade", cluster_upgrade, text)
     add("report", report, "status, alarms, settings and all lists, for whoever helps")
@@ -144,6 +146,11 @@ def cluster_status(api: Management, _args: argparse.Namespace) -> Shown:
 def cluster_transfer(api: Management, args: argparse.Namespace) -> str:
     found = api.post("cluster", "transfer", body={"to": args.node})
     return f"{found['to'][:8] if found['to'] else 'another node'} is to lead; `kvitto ctl cluster_status` says when it does"
+
+
+def cluster_remove(api: Management, args: argparse.Namespace) -> str:
+    found = api.post("cluster", "remove", body={"node": args.node})
+    return f"{found['removed'][:8]} is removed"
 
 
 def cluster_upgrade(api: Management, _args: argparse.Namespace) -> str:

@@ -15,7 +15,7 @@ from kvitto.format.layouts import BATCH, BATCH_MAGIC, FOOTER_MAGIC, SEGMENT_MAGI
 from kvitto.store import paths
 from kvitto.store.batch import BatchHeader
 from kvitto.store.disk import File
-from kvitto.store.segment import HEADER, Segment, header_is_valid, salts, valid_at
+from kvitto.store.segment import HEADER, Segment, created_ms, foreign, header_is_valid, salts, valid_at
 
 LOOK_MS = 250
 LOOK_BYTES = 32 << 20
@@ -172,11 +172,14 @@ class Reading:
 
 
 def segment_with(path: str, head: bytes) -> Segment | None:
-    """Return the segment that has this header, without any batch. Return None if it is not the header of a segment."""
-    if not header_is_valid(head, SEGMENT_MAGIC):
+    """Return an empty segment with this header. Return None unless the header is valid, belongs to this path, and has two equal salts."""
+    directory, _, name = path.rpartition("/")
+    base, (salt, copy) = paths.base_of(name), salts(head)
+    queue_id = directory.rpartition("/")[2]
+    if not header_is_valid(head, SEGMENT_MAGIC) or salt != copy or foreign(head, SEGMENT_MAGIC, queue_id, base):
         return None
-    segment = Segment(paths.base_of(path.rpartition("/")[2]))
-    segment.salt, segment.gaps = salts(head)[0], []
+    segment = Segment(base)
+    segment.salt, segment.created_ms, segment.gaps = salt, created_ms(head), []
     return segment
 
 

@@ -11,11 +11,12 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from itertools import islice
 from typing import Any
 
 from kvitto.base.clock import Clock
 from kvitto.cluster import handshake, levels
+from kvitto.cluster.aside import name_of, of_earlier_leaders, too_old
 from kvitto.cluster.counting import Copy, Counting, Reading
 from kvitto.cluster.handshake import FOLLOWER, LEADER, MAGIC, VERSION, Inbox, Refused
 from kvitto.cluster.records import (
@@ -53,12 +54,12 @@ from kvitto.store import paths
 from kvitto.store.disk import Disk, File
 from kvitto.store.segment import Segment
 
+SYNCED_AT_ONCE = 64
+"""The number of files that are synced together at the end of a copy."""
 OPEN_MAX = 200
 """At most this many files without unsynced bytes stay open."""
 SMALL_BYTES = 1 << 20
 """A directory with less than this may be replaced as a whole."""
-KEPT_MS = 24 * 3600 * 1000
-"""What was replaced is kept this long."""
 LOOK_MS = 3600 * 1000
 COPY_BYTES = 1 << 20
 
@@ -77,6 +78,14 @@ class Inherited:
     """The segments whose batches have been verified and counted, by path: a start need not read those again."""
 
 
+def one_by_one(disk: Disk, files: Sequence[File], directories: Sequence[str]) -> None:
+    """Sync files and directories, one after the other. Raises SyncError."""
+    for file in files:
+        file.sync()
+    for directory in directories:
+        disk.sync_dir(directory)
+
+
 class Follower:
     def __init__(
         self,
@@ -87,11 +96,13 @@ class Follower:
         tell: Callable[[str], None],
         judge: Callable[[list[str], list[str]], str] = why_not,
         member: Member | None = None,
+        sync: Callable[[Disk, Sequence[File], Sequence[str]], None] = one_by_one,
     ) -> None:
         """`where`: the leader's address, for people. `tell` gets a line whenever the state changes.
 
         `judge` says why a directory with the one history may not follow a leader with the other. `member`: which
         member of which cluster the directory is; it then keeps what it has applied, as it may lead itself.
+        `sync` syncs files and directories in any order, and returns when all are synced. It raises SyncError.
         """
         self.disk = disk
         self.clock = clock
@@ -107,7 +118,7 @@ class Follower:
         self._cluster = member.cluster if member is not None else ""
         if member is not None:
             self.following.member = member.member
-        self._judge = judge
+        self._judge, self._sync_all = judge, sync
         self._kept = Ring() if member is not None else None
         """The last records that were applied."""
         self.tree = Tree()
@@ -261,10 +272,7 @@ class Follower:
     def settle(self) -> None:
         """Sync everything that has been applied, before this directory may lead (R4). Raises StoreError."""
         if self.session and not self.copying:
-            for number in self._dirty:
-                self._sync_file(number)
-            for directory in sorted(self._changed):
-                self.disk.sync_dir(directory)
+            self._sync_unsynced(list(self._dirty), sorted(self._changed))
             self.synced = self.place
 
     def inherit(self) -> Inherited | None:
@@ -524,22 +532,19 @@ class Follower:
     # -- sync points -----------------------------------------------------------------------------------------------
 
     def _sync(self, files: Sequence[int], directories: Sequence[str]) -> None:
-        for number in files:
-            if self._sync_file(number):
-                self._dirty.pop(number, None)
-        for directory in directories:
-            self.disk.sync_dir(directory)
-            self._changed.pop(directory, None)
+        self._sync_unsynced(files, directories)
         self.synced, self._due = self.place + 1, True
 
-    def _sync_file(self, number: int) -> bool:
-        """Sync a file. Return False if it is not there any more."""
-        node = self.nodes.get(number)
-        if node is None or not node.paths:
-            return False
-        self._counting.rest(node)
-        self._file(node).sync()
-        return True
+    def _sync_unsynced(self, files: Sequence[int], directories: Sequence[str]) -> None:
+        """Sync these directories, and those of these files that have unsynced bytes."""
+        unsynced = [self.nodes[number] for number in files if number in self._dirty]
+        for node in unsynced:
+            self._counting.rest(node)
+        self._sync_all(self.disk, [self._file(node) for node in unsynced], directories)
+        for node in unsynced:
+            self._dirty.pop(node.number, None)
+        for directory in directories:
+            self._changed.pop(directory, None)
 
     def _time(self) -> None:
         """The leader is idle: sync also what it has not synced, so that everything can be acknowledged."""
@@ -627,7 +632,7 @@ class Follower:
 
     def _place_aside(self, path: str) -> str:
         if not self._aside:
-            self._aside = f"{paths.REPLACED}/{self.epoch}-{stamp(self.clock.now_ms())}"
+            self._aside = name_of(self.epoch, self.clock.now_ms())
         first = target = f"{self._aside}/{path}"
         more = 1
         while self.disk.exists(target):
@@ -698,17 +703,19 @@ class Follower:
 
     def _complete(self) -> None:
         """Sync everything, and note that the directory equals the leader's at this place."""
-        for number, node in self.nodes.items():
-            self._file(node).sync()
-            self._dirty.pop(number, None)
-            node.original = 0
-            if node.segment is not None and node.segment.size < node.length:
-                node.cut(0)  # more has come, which is counted in the background
+        nodes = iter(self.nodes.values())
+        while some := list(islice(nodes, SYNCED_AT_ONCE)):
+            self._dirty |= {node.number: None for node in some}  # so that the next one does not close them
+            self._sync_all(self.disk, [self._file(node) for node in some], ())
+            for node in some:
+                del self._dirty[node.number]
+                node.original = 0
+                if node.segment is not None and node.segment.size < node.length:
+                    node.cut(0)  # more has come, which is counted in the background
             if len(self._open) >= OPEN_MAX:
                 self._close_some()
         self._sync_aside()
-        for directory in ("", *self.tree.directories()):
-            self.disk.sync_dir(directory)
+        self._sync_all(self.disk, (), ["", *self.tree.directories()])
         self.following = Following(self.where, True, self._session, self.following.member)
         write_following(self.disk, self.following)
         self.session, self.copying = self._session, False
@@ -725,20 +732,16 @@ class Follower:
         return epoch_of(self.history) or len(self.history)
 
     def make_room(self) -> bool:
-        """Remove what was replaced before the latest election, because the disk is full. Return whether there was anything.
+        """Remove what was replaced before the latest election, because the disk is full. Return whether there was anything."""
+        found = of_earlier_leaders(self.disk, self.epoch)
+        for path in found:
+            self.disk.rmtree(path)
+        return bool(found)
 
-        What the leader of now has replaced stays, as it may be the wrong one, if etcd was set back.
-        """
-        return self._drop_replaced(stamp(self.clock.now_ms()), f"{self.epoch}-")
-
-    def _drop_replaced(self, before: str = "", but: str = "-") -> bool:
-        """Remove the files that were replaced more than a day ago, or before another time. Return whether there were any."""
-        before, found = before or stamp(self.clock.now_ms() - KEPT_MS), False
-        for name in self.disk.listdir(paths.REPLACED):
-            if name.partition("-")[2] < before and not name.startswith(but):
-                self.disk.rmtree(f"{paths.REPLACED}/{name}")
-                found = True
-        return found
+    def _drop_replaced(self) -> None:
+        """Remove what has been kept long enough."""
+        for path in too_old(self.disk, self.clock.now_ms()):
+            self.disk.rmtree(path)
 
 
 def inside(path: str) -> str:
@@ -747,11 +750,6 @@ def inside(path: str) -> str:
     if any(part in ("", ".", "..") for part in path.split("/")):
         raise StreamError(f"the path {path!r}, which is not inside of the data directory")
     return path
-
-
-def stamp(ms: int) -> str:
-    """Return a time in a form for names, in which later times are greater."""
-    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y%m%d-%H%M%S")
 
 
 def refuse_others(disk: Disk) -> None:

@@ -1,12 +1,14 @@
 """The leader's side of one connection to a follower: what it says, in which order, without a socket (docs/adr/0032).
 
-The server gives it what the follower sends (`take`), and asks it for what to send as long as the socket has room (`give`). Each call does
+The server gives it what the follower sends (`take`), and asks it for what to send as long as the socket has room (`pieces`). Each call does
 a little: at most STEP_BYTES of records, or one chunk of a file. Nothing here ever waits, so a follower that is slow or silent holds up
 nobody; if the ring has not kept what it needs, its connection ends, and it compares its files anew.
 
 **Comparing.** The follower sends checksums of its files. The leader first looks which of them are the same, while the follower waits and
 changes nothing. Then it takes all names at one place of the stream, and sends them; and from then on, in turns, the records from that place
-on, and of each file what differs. A chunk is read and sent in one step of the loop, so it has every change up to that place of the stream.
+on, and of each file what differs. A chunk has every change up to the place of the stream at which it is sent: it is read in that step of
+the loop, or a thread has read it before (`read_ahead`) and nothing has changed it since. That needs steps between the operations of the
+disk and not in the middle of one, where only records may be sent (`at_once`).
 The follower may apply a change once more that a chunk has had already, which changes nothing, because writes have positions. When all files
 have been sent, and all records up to that moment, the follower has what the leader has.
 """
@@ -16,8 +18,10 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, NoReturn
 
+from kvitto.base.errors import StoreError
 from kvitto.cluster import handshake, levels
 from kvitto.cluster.handshake import FOLLOWER, LEADER, VERSION, Inbox, Refused
 from kvitto.cluster.records import (
@@ -43,6 +47,8 @@ from kvitto.store.scrub import Damage, look_at
 STEP_BYTES = 256 << 10
 STEP_RECORDS = 400
 """A step sends at most so many bytes, or so many records, which takes about a millisecond."""
+LINKS_MAX = 16
+"""At most this many followers are accepted."""
 NAMES_AT_ONCE = 400
 MARKS_MAX = 10_000
 TLS_BEGIN = b"\x16"
@@ -101,6 +107,50 @@ class Leader:
         """The files that are damaged here, each with the members that have been told to keep their own bytes."""
 
 
+Step = bytes | tuple[bytes, bytes]
+"""What one step of a comparison sends: bytes, in one piece or in two."""
+
+
+class Read:
+    """A read of one chunk of a file of the leader."""
+
+    def __init__(self, disk: TapDisk, node: Node, at: int, since: int) -> None:
+        """`since`: the next place of the stream."""
+        self._disk = disk
+        self._node = node
+        self._path, self._at, self._size = node.paths[0], at, chunk_size(node, at)
+        self._since, self._renames = since, disk.renames
+        self._data = b""
+
+    def run(self) -> None:
+        """Read. A thread may call this while files change. If it fails, `found` has nothing."""
+        with suppress(StoreError):
+            self._data = read(self._disk, self._path, self._at, self._size)
+
+    def found(self, node: Node, at: int) -> bytes | None:
+        """Return what is at this place of a file now, None if it has not been read, or may have changed since."""
+        disk = self._disk
+        if node is not self._node or at != self._at or node.changed > self._since:
+            return None
+        if disk.tree.get(self._path) is not node or disk.renames != self._renames:
+            return None
+        return self._data if len(self._data) == self._size == chunk_size(node, at) else None
+
+
+def chunk_size(node: Node, at: int) -> int:
+    """Return the size of the chunk of a file that begins at `at`."""
+    return min(CHUNK_BYTES, node.length - at)
+
+
+def read(disk: TapDisk, path: str, at: int, size: int) -> bytes:
+    """Read from a file of the leader. Raises StoreError."""
+    file = disk.inner.open(path)
+    try:
+        return file.read_at(at, size)
+    finally:
+        file.close()
+
+
 class Link:
     def __init__(self, leader: Leader, where: str) -> None:
         self.leader = leader
@@ -117,8 +167,9 @@ class Link:
         self.free_bytes = 0
         self.sent = self.files = self.files_done = 0
         self.prefetch: tuple[str, int] | None = None
-        """A chunk of a file that the next step reads: path and position. If a thread has read it before, the loop need not wait for
-        the disk."""
+        """A chunk of a file that the next step reads: path and position. If a thread has read it before (`read_ahead`), the loop need not
+        wait for the disk."""
+        self._read: Read | None = None
         self.last_words = b""
         """The message to send after `take` has raised Refused."""
         self.waits = False
@@ -142,7 +193,7 @@ class Link:
         self._same: dict[str, tuple[Node, int]] = {}
         """The follower's files that are the same as these if these have not changed since this place."""
         self._found: list[tuple[str, Node]] = []
-        self._steps: Iterator[bytes] | None = None
+        self._steps: Iterator[Step] | None = None
         self._streaming = False
         self._done: int | None = None
         """The place of the DONE that the follower has not acknowledged yet."""
@@ -205,6 +256,8 @@ class Link:
                     "let one of them follow with an empty directory",
                     again=True,  # it may be an earlier one, whose last bytes have been on their way until now
                 )
+        if sum(bool(other.member) and not other.replaced for other in leader.links) > LINKS_MAX:
+            self._refuse(f"there are {LINKS_MAX} followers already", again=True)
         if (theirs := str(found.get("cluster", ""))) != leader.cluster:
             what = (
                 f"belongs to another cluster, {theirs[:8]}" if theirs else "belongs to no cluster: start it with --etcd"
@@ -287,19 +340,45 @@ class Link:
 
     # -- what to send ----------------------------------------------------------------------------------------------
 
-    def give(self) -> bytes:
-        """Return the bytes to send next, b"" if there are none at the moment. Raises Behind."""
+    @property
+    def is_copying(self) -> bool:
+        """Whether files are compared."""
+        return self._steps is not None
+
+    def read_ahead(self) -> Read | None:
+        """Return the read of `prefetch`, for a thread to run before the next step, None if there is nothing to read."""
+        self._read = None
+        if self.prefetch is not None:
+            path, at = self.prefetch
+            node = self.leader.disk.tree.get(path)
+            if node is not None and at < node.length:
+                self._read = Read(self.leader.disk, node, at, self.leader.ring.next)
+        return self._read
+
+    def at_once(self) -> list[bytes]:
+        """Return the pieces that may be sent in the middle of an operation of the disk. Raises Behind.
+
+        While files are compared there are none: at that moment the stream may already say what the tree does not know yet.
+        """
+        return [] if self.is_copying or self.replaced else self.pieces()
+
+    def pieces(self) -> list[bytes]:
+        """Return the bytes to send next, in pieces; none if there are none at the moment. Raises Behind or StoreError."""
         if self._out:
-            out, self._out = b"".join(self._out), []
+            out, self._out = self._out, []
             return out
+        pieces = self._records() if self._streaming else []
         if self._steps is not None:
-            parts = [self._records()] if self._streaming else []
             found = next(self._steps, None)
             if found is None:
                 self._steps = None
-                return b"".join(parts)
-            return b"".join([*parts, found]) or self._frames.encode(Kind.ALIVE)
-        return self._records() if self._streaming else b""
+            elif isinstance(found, tuple):
+                pieces += found
+            elif found:
+                pieces.append(found)
+            elif not pieces:
+                pieces.append(self._frames.encode(Kind.ALIVE))
+        return pieces
 
     def beat(self) -> None:
         """Send a sign of life to a follower that waits until its directory may be changed."""
@@ -308,13 +387,13 @@ class Link:
 
     @property
     def wants(self) -> bool:
-        """Whether `give` has something to send."""
+        """Whether `pieces` has something to send."""
         if self.waits and not self._out:
             return self.leader.may_be_cut(self.member)
         return bool(self._out) or self._steps is not None or (self._streaming and self.place < self.leader.ring.told)
 
-    def _records(self) -> bytes:
-        """Return the next records, encoded for this connection."""
+    def _records(self) -> list[bytes]:
+        """Return the next records, encoded for this connection: a header and a payload for each."""
         ring, secrets = self.leader.ring, self._secrets
         assert secrets is not None
         if self.place < ring.first:
@@ -325,7 +404,7 @@ class Link:
         end = min(ring.next if self._steps is not None else ring.told, place + STEP_RECORDS)
         while place < end and size < STEP_BYTES:
             head, payload, total = ring.at(place)
-            parts += (head, checksum(secrets.records + place, head, payload), payload)
+            parts += (head + checksum(secrets.records + place, head, payload), payload)
             size += len(payload)
             place += 1
         if parts:
@@ -334,14 +413,14 @@ class Link:
             if len(self._marks) >= MARKS_MAX:  # a follower that acknowledges nothing
                 self._marks.pop()
             self._marks.append((place, total))
-        return b"".join(parts)
+        return parts
 
     def _follow(self) -> None:
         self.state, self._streaming = "following", True
 
     # -- comparing -------------------------------------------------------------------------------------------------
 
-    def _compare(self) -> Iterator[bytes]:
+    def _compare(self) -> Iterator[Step]:
         yield from self._look()
         while not self.leader.may_be_cut(self.member):
             self.waits = True
@@ -352,11 +431,11 @@ class Link:
         ring = self.leader.ring
         until = ring.next
         while self.place < until:
-            yield b""  # `give` sends records with each step
+            yield b""  # `pieces` sends records with each step
         self._done, self._sums, self._same = self.place, {}, {}
         yield self._frames.encode(Kind.DONE, 0, self.place)
 
-    def _look(self) -> Iterator[bytes]:
+    def _look(self) -> Iterator[Step]:
         """Look which files are the same. Nothing is sent: the follower's directory is still what it was."""
         tree = self.leader.disk.tree
         for path in self._sums:
@@ -382,10 +461,10 @@ class Link:
         return self._known(path, at, data) == len(data)
 
     def _chunk(self, node: Node, at: int) -> bytes:
-        file = self.leader.disk.inner.open(node.paths[0])
-        data = file.read_at(at, min(CHUNK_BYTES, node.length - at))
-        file.close()
-        return data
+        ahead, self._read, self.prefetch = self._read, None, None
+        if ahead is not None and (data := ahead.found(node, at)) is not None:
+            return data
+        return read(self.leader.disk, node.paths[0], at, chunk_size(node, at))
 
     def _known(self, path: str, at: int, data: bytes) -> int:
         """Return how many bytes at the beginning of a chunk the follower has too, 0 if its bytes differ."""
@@ -433,7 +512,7 @@ class Link:
             at += CHUNK_BYTES
         return found
 
-    def _send_names(self) -> Iterator[bytes]:
+    def _send_names(self) -> Iterator[Step]:
         """Send all names as they are now, and from now on the records behind them."""
         leader = self.leader
         self.state = "copying"
@@ -458,7 +537,7 @@ class Link:
         self._streaming = True
         yield b"".join(parts)
 
-    def _send_files(self) -> Iterator[bytes]:
+    def _send_files(self) -> Iterator[Step]:
         sent: set[Node] = set()
         for path, node in self._found:
             self.files_done += 1
@@ -474,7 +553,7 @@ class Link:
                 yield from self._send_file(path, node)
         self.prefetch = None
 
-    def _send_file(self, path: str, node: Node) -> Iterator[bytes]:
+    def _send_file(self, path: str, node: Node) -> Iterator[Step]:
         at, holes = 0, None
         while node.paths:
             if at < node.length:
@@ -490,15 +569,19 @@ class Link:
                 if theirs and not known and holes is None:
                     holes = yield from self._verify(path, node)
                     continue  # the chunk may have changed meanwhile
+                # All that was read goes out in one step: the file may change between two steps, and a later part would be out of date.
+                doubt = b""
                 if theirs and not known and (doubts := doubted(holes or (), at, theirs)):
                     self.leader.kept.setdefault(node.paths[0], set()).add(self.member)
-                    yield self._frames.encode(Kind.DOUBT, node.number, at, doubts) + self._frames.encode(
-                        Kind.CHUNK, node.number, at, data[:theirs]
-                    )
+                    doubt = self._frames.encode(Kind.DOUBT, node.number, at, doubts)
+                    doubt += self._frames.encode(Kind.CHUNK, node.number, at, data[:theirs])
                     known = theirs
                 if known < len(data):
                     self.sent += len(data) - known
-                    yield self._frames.encode(Kind.CHUNK, node.number, at + known, data[known:])
+                    head, rest = self._frames.split(Kind.CHUNK, node.number, at + known, data[known:])
+                    yield doubt + head, rest
+                elif doubt:
+                    yield doubt
                 at += len(data)
             if (
                 not node.paths

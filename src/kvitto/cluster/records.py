@@ -122,11 +122,15 @@ class Frames:
         self._count = 0
 
     def encode(self, kind: Kind, file: int = 0, position: int = 0, payload: bytes = b"") -> bytes:
+        return b"".join(self.split(kind, file, position, payload))
+
+    def split(self, kind: Kind, file: int, position: int, payload: bytes) -> tuple[bytes, bytes]:
+        """Encode a frame as two pieces: its header and its payload."""
         assert kind >= FRAMES and len(payload) <= PAYLOAD_BYTES_MAX
         head = covered(kind, file, position, len(payload))
         sealed = checksum(self._nonce + self._count, head, payload)
         self._count += 1
-        return head + sealed + payload
+        return head + sealed, payload
 
 
 class Decoder:

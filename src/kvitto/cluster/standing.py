@@ -32,7 +32,7 @@ class Standing:
     why: str = ""
     """Why it waits."""
     silent_s: float = 0.0
-    """How many seconds ago the leader that it follows has sent something for the last time."""
+    """The seconds since the leader that it follows last sent something."""
 
 
 def node_name(member: str) -> str:

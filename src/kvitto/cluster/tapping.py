@@ -32,18 +32,18 @@ class TapFile:
         size = self._file.write_at(pos, buffers)
         node = self.node
         if node.paths:  # what has no name any more is nobody's
-            node.changed = self._disk.tap.put(Kind.WRITE, node.number, pos, buffers) + 1
             node.length = max(node.length, pos + size)
             node.dirty = True
+            node.changed = self._disk.tap.put(Kind.WRITE, node.number, pos, buffers) + 1
         return size
 
     def truncate(self, n: int) -> None:
         self._file.truncate(n)
         node = self.node
-        if node.paths:
-            node.changed = self._disk.tap.put(Kind.TRUNCATE, node.number, n, ()) + 1
+        if node.paths and n != node.length:  # else only reserved room was cut off, which followers do not have
             node.length = n
             node.dirty = True
+            node.changed = self._disk.tap.put(Kind.TRUNCATE, node.number, n, ()) + 1
 
     def sync(self) -> None:
         self._file.sync()
@@ -81,6 +81,8 @@ class TapDisk:
         self.tree = Tree()
         self._known = known
         self._numbers = 0
+        self.renames = 0
+        """The number of renames so far."""
         self._changed: set[str] = set()
         """The directories with changed names that no sync point covers yet."""
 
@@ -159,10 +161,10 @@ class TapDisk:
 
     def _made(self, path: str) -> Node:
         node = self._node()
-        node.changed = self.tap.put(Kind.OPEN, node.number, 0, [path.encode()]) + 1
         node.dirty = True
         self.tree.name(path, node)
         self._changed.add(parent(path))
+        node.changed = self.tap.put(Kind.OPEN, node.number, 0, [path.encode()]) + 1
         return node
 
     def makedirs(self, path: str) -> None:
@@ -174,6 +176,7 @@ class TapDisk:
                 self._changed.add(path)
 
     def rename(self, a: str, b: str) -> None:
+        self.renames += 1
         self.inner.rename(a, b)
         if paths.is_local(a):
             assert paths.is_local(b), "a file of this machine becomes one of all"
@@ -225,9 +228,9 @@ class TapDisk:
             if isinstance(file, Tracked):
                 file = file.file
             if isinstance(file, TapFile):
-                file.node.dirty = False
-                if file.node.paths:
+                if file.node.dirty and file.node.paths:  # else an earlier sync point has all of it
                     numbers.append(file.node.number)
+                file.node.dirty = False
         self._changed.difference_update(directories)
         shared = [path for path in directories if not paths.is_local(path)]
         if numbers or shared:

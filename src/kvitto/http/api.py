@@ -85,7 +85,10 @@ class Api:
         store, hub = self.host.store, self.host.hub
         failed = [] if store.failed is None else [f"the disk failed: {store.failed}"]
         blocked = [] if hub.alarms.blocked is None else [f"publishers are blocked: {hub.alarms.blocked}"]
-        return [*failed, *blocked, *store.alarms, *self.broker.inert.values()]
+        followers = self.host.followers
+        tenure = followers.tenure if followers is not None else None
+        register = [tenure.alarm] if tenure is not None and tenure.alarm else []
+        return [*failed, *blocked, *register, *store.alarms, *self.broker.inert.values()]
 
     async def change(self, make: Callable[[], T]) -> T:
         """Run `make`, which may change definitions; return once they are on disk (D2)."""

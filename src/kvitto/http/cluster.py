@@ -19,7 +19,7 @@ from kvitto.http import fields
 from kvitto.http.access import Access
 from kvitto.http.api import Api, Call
 from kvitto.http.exposition import counter, gauge, head, labels, single
-from kvitto.http.request import Response, answer, bad_request
+from kvitto.http.request import Problem, Response, answer, bad_request
 
 AWAY = "away"
 """The state of a node that has followed this leader, or was in sync when it was elected, and is not connected."""
@@ -181,14 +181,46 @@ def transfer(call: Call) -> Response:
     tenure = needed_tenure(call)
     wanted = fields.text(call.request.json(), "to", "")
     ready = call.api.host.followers.in_sync & set(tenure.others())
-    found = [member for member in sorted(ready) if wanted in ("", member, member[:8], standing.node_name(member))]
-    if wanted in (me := tenure.membership.member, me[:8], standing.node_name(me)):
+    found = [member for member in sorted(ready) if wanted in ("", *names_of(member))]
+    if wanted in names_of(me := tenure.membership.member):
         raise bad_request(f"node {me[:8]} leads already")
     if not found:
         names = ", ".join(member[:8] for member in sorted(ready)) or "none"
         raise bad_request(f"no {f'node {wanted!r}' if wanted else 'other node'} could lead now; in sync are: {names}")
+    if why := tenure.why_no_election():
+        raise Problem(503, "no_election", f"nobody could be elected now, and this node leads on: {why}")
     call.api.host.hand_over(found[0] if wanted else "")
     return answer({"to": found[0] if wanted else None}, status=202)
+
+
+def remove(call: Call) -> Response:
+    """Forget a node that is away. If it comes back all the same, it is taken like any other node."""
+    tenure = needed_tenure(call)
+    followers, wanted = call.api.host.followers, fields.text(call.request.json(), "node")
+    if wanted in names_of(me := tenure.membership.member):
+        raise bad_request(f"node {me[:8]} leads: have another node lead, and stop it first")
+    if here := called(wanted, (link.member for link in followers.links)):
+        raise bad_request(f"node {here[:8]} is here, and would come back: stop it first")
+    if member := called(wanted, tenure.membership.waits.union(tenure.others())):
+        raise bad_request(
+            f"node {member[:8]} still is a member, until enough others have everything and etcd has taken note of that: try again"
+        )
+    removed = called(wanted, followers.away)
+    if not removed:
+        away = ", ".join(member[:8] for member in sorted(followers.away)) or "none"
+        raise bad_request(f"no node {wanted!r} is away; away are: {away}")
+    del followers.away[removed]
+    return answer({"removed": removed})
+
+
+def called(name: str, members: Iterable[str]) -> str:
+    """Return which of these members people call by this name, "" if none of them."""
+    return next((member for member in members if name in names_of(member)), "")
+
+
+def names_of(member: str) -> tuple[str, str, str]:
+    """Return the names by which people may call a node."""
+    return member, member[:8], standing.node_name(member)
 
 
 def upgrade(call: Call) -> Response:
@@ -196,8 +228,11 @@ def upgrade(call: Call) -> Response:
     tenure = needed_tenure(call)
     followers, membership = call.api.host.followers, tenure.membership
     known = {link.member: link.level for link in followers.links}
-    if away := sorted(membership.waits.union(tenure.others()) - known.keys()):
-        raise bad_request(f"node {away[0][:8]} is away, so it is not known whether it has been updated")
+    if away := sorted(membership.waits.union(tenure.others(), followers.away) - known.keys()):
+        raise bad_request(
+            f"node {away[0][:8]} is away, so it is not known whether it has been updated: start it, or say `kvitto ctl cluster_remove "
+            f"{away[0][:8]}` if it is lost for good"
+        )
     if old := sorted(member for member, level in known.items() if level < levels.LEVEL):
         raise bad_request(f"node {old[0][:8]} knows level {known[old[0]]}, this one {levels.LEVEL}: update it first")
     if newer := sorted(member for member, level in known.items() if level > levels.LEVEL):
@@ -211,5 +246,6 @@ def upgrade(call: Call) -> Response:
 ROUTES = (
     ("GET", "/api/cluster", Access.MONITORING, cluster),
     ("POST", "/api/cluster/transfer", Access.ADMINISTRATOR, transfer),
+    ("POST", "/api/cluster/remove", Access.ADMINISTRATOR, remove),
     ("POST", "/api/cluster/upgrade", Access.ADMINISTRATOR, upgrade),
 )

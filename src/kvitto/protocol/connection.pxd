@@ -21,7 +21,7 @@ cdef class Connection:
     cdef public bint loopback, tls, can_cancel, can_block, told_blocked, wants_offsets, stalled, answering, choked, yielded, publisher, blocked, held_back, failed
     cdef public Output output
     cdef public int state
-    cdef public Py_ssize_t frame_max, channel_max, heartbeat, _at, quiet_in, quiet_out, unfinished, begun, buffered, in_transactions, budget, consumers
+    cdef public Py_ssize_t frame_max, channel_max, heartbeat, _at, quiet_in, quiet_out, unfinished, begun, buffered, in_transactions, budget, caught_up, consumers
     cdef public dict client, channels, queues, groups
     cdef public bytes rest
     cdef public Channel _last

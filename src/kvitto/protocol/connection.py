@@ -138,7 +138,8 @@ class Connection:
         self.stalled = self.answering = self.choked = False
         self.yielded = False
         """Whether its budget is used up, so that the rest of its input is handled in the next turn."""
-        self.budget = 0
+        self.budget = self.caught_up = 0
+        """`caught_up`: how often input that had been left to a next turn was handled to its end."""
         self.publisher = False
         self.blocked = hub.alarms.blocked is not None
         self.held_back = False
@@ -148,8 +149,7 @@ class Connection:
         self._last_number = -1
         self._at = 0
         self._secret: Any = None
-        self.received_bytes = 0
-        self.sent_bytes = 0
+        self.received_bytes = self.sent_bytes = 0
         self.quiet_in = 0
         self.quiet_out = 0
         self.sent_at_beat = 0
@@ -776,6 +776,7 @@ class Connection:
             box.add(self.rest)
             self.receive(box, box.n)
         if not self.stalled and not self.choked and not self.yielded:
+            self.caught_up += 1
             self.transport.resume()
 
     def set_blocked(self, blocked: bool) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from kvitto.broker.broker import Broker
     from kvitto.broker.queues.consumer import Consumer
     from kvitto.protocol.channel import Channel
+    from kvitto.protocol.connection import Connection
 
 log = logging.getLogger("kvitto.amqp")
 
@@ -121,13 +122,16 @@ class Timeouts(Service):
 class Watch:
     """What is known of a channel whose deliveries with timeouts that are looked at together are watched."""
 
-    __slots__ = ("looked", "seen")
+    __slots__ = ("_postponed", "looked", "seen")
 
     def __init__(self, looks: int) -> None:
         self.seen: deque[int] = deque(maxlen=looks)
         """The next tag of the channel at the last looks."""
         self.looked = 0
         """No delivery with a lower tag can be late."""
+        self._postponed = (0, 0)
+        """The delivery that was late when a look found that input was left to a next turn, and how often that had been handled to its end.
+        """
 
     def look(self, channel: Channel, longest_ms: int) -> int | None:
         """Close the channel if it holds a delivery for too long. MORE: there are so many that another piece has to go on."""
@@ -136,11 +140,26 @@ class Watch:
             consumer, self.looked = channel.late(self.looked, self.seen[0], shorter_ms, longest_ms)
             if consumer is None and self.looked < self.seen[0]:
                 return MORE
-            # Input that we hold back, while publishers are blocked or until a next turn has time for it, may have the acks in it.
-            if consumer is not None and not (channel.connection.stalled or channel.connection.yielded):
+            if consumer is not None and not self._may_be_acked(channel.connection):
                 _close(channel, consumer, self.looked)
         self.seen.append(channel.next_tag)
         return None
+
+    def _may_be_acked(self, connection: Connection) -> bool:
+        """Whether the ack of the late delivery may be in input that the broker holds back.
+
+        It does so while publishers are blocked, or until a next turn has time for it. A connection that sends much has such input at each
+        look, so only what was held back at the first of them is waited for.
+        """
+        if connection.stalled:
+            return True
+        if not connection.yielded or not connection.rest:
+            return False
+        tag, caught_up = self._postponed
+        if tag == self.looked:
+            return connection.caught_up == caught_up
+        self._postponed = (self.looked, connection.caught_up)
+        return True
 
 
 def _interval_ms(timeout_ms: int) -> int:

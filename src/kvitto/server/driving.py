@@ -172,9 +172,10 @@ class Driving(Driver):
 
     def _lazy_sync(self) -> None:
         self._lazy = None
-        self.guard(self._sync_rest)
+        self.guard(self.sync_rest)
 
-    def _sync_rest(self) -> None:
+    def sync_rest(self) -> None:
+        """Begin to sync everything, unless a sync runs."""
         if self.store.commits.running is None and self.store.commits.dirty:
             self._full_sync_at = ticks.seconds()
             if self._begin(True, False):

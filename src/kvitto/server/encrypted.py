@@ -1,4 +1,4 @@
-"""Adds TLS to a connection that asyncio's streams already read and write. `followers.py` calls it.
+"""Adds TLS to a connection that asyncio's streams already read and write. `follower_links.py` calls it.
 
 asyncio's own TLS may drop the alert that tells a peer why it is refused. This class sends the alert before it gives up. It looks at the
 first byte before anything else, so that a peer without TLS gets an answer in words.

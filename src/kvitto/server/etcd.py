@@ -164,7 +164,7 @@ class Etcd:
         return self._call("/v3/kv/txn", {"success": wanted}, again=True)
 
     def _without_complaint(self) -> dict[str, Any]:
-        """Read the other two keys. Raises NotAllowed if these are too large as well."""
+        """Read the document and the leader's key, but not the complaint. Raises NotAllowed if one of the two is too large, too."""
         try:
             found = self._kept(self._document, self._leader)
         except TooLarge:

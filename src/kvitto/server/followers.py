@@ -1,37 +1,30 @@
-"""The listener for followers: one connection each, which gets the stream of operations of the data directory (docs/adr/0032).
+"""Decides from what followers have acknowledged whom a leader waits for, what it announces, and when it pauses or blocks publishers.
 
-`cluster/link.py` says what is sent; this moves the bytes. A follower that does not read holds up nothing but its own connection, which
-keeps at most BUFFER_BYTES for it. `Server` calls it.
+`follower_links.py` has their connections. `Server` calls this.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from kvitto.base.clock import SystemClock
 from kvitto.base.config import Config, address
-from kvitto.base.errors import StoreError
 from kvitto.cluster.gate import Count, Enough, Gate, acknowledged, few, in_sync
-from kvitto.cluster.handshake import Refused, read_key
-from kvitto.cluster.link import Behind, Leader, Link
-from kvitto.cluster.passing import MAGIC as PASSING_MAGIC
-from kvitto.cluster.records import CHUNK_BYTES, Kind, StreamError
+from kvitto.cluster.handshake import read_key
+from kvitto.cluster.link import Leader, Link
+from kvitto.cluster.records import Kind
 from kvitto.cluster.ring import Ring, nothing
 from kvitto.cluster.state import begin_history
 from kvitto.cluster.tapping import TapDisk
-from kvitto.server.encrypted import Encrypted
-from kvitto.server.listening import CUT_S, bind, end_if_cut, in_url, without_delay
+from kvitto.server.follower_links import FollowerLinks
+from kvitto.server.listening import in_url
 from kvitto.server.node_tls import node_tls
-from kvitto.server.passed import NotServed, PassedOn, exactly
-from kvitto.server.strangers import Strangers
+from kvitto.server.passed import PassedOn
 from kvitto.server.tenure import Deposed, Election, Tenure
 from kvitto.store.commit import Commit, GroupCommit
 from kvitto.store.disk import Disk
@@ -39,32 +32,20 @@ from kvitto.store.scrub import Damage
 
 log = logging.getLogger("kvitto")
 
-LINKS_MAX = 16
-BEGINNERS_MAX = 64
-"""At most this many connections may be open that have not proved yet that they have the key. If one more comes, the oldest of them is
-closed. Each node opens at most four at a time for its clients."""
-ACCEPTED_AT_ONCE = 4
-"""At most this many connections are accepted in one round of the loop. Those that they replace are closed some rounds later."""
-FILES = LINKS_MAX + BEGINNERS_MAX + 8 * ACCEPTED_AT_ONCE
-"""The number of file descriptors that the server reserves for this listener."""
-READ_BYTES = 64 << 10
-BUFFER_BYTES = 1 << 20
-HANDSHAKE_S = 10.0
 TIME_S = 0.25
 SHOW_S = 60.0
 SHOW_BYTES = 1 << 20
 """A follower that is further behind than this is logged every SHOW_S."""
 FINISH_S = 5.0
 """At the end a follower gets this much time to take what is left."""
+OTHERS_S = 0.2
+"""Once a member that may lead has everything, the others get this much: a follower that stands still must not delay the next leader."""
 LOOK_S, LOOK_LATER_S = 0.005, 0.05
 """The pauses between two looks of a start whether its followers are in sync: the first one during SILENT_S, and then the second one."""
 SILENT_S = 3.0
 """Publishers are blocked as if a follower were not in sync if nothing has come from it for this time. It answers four times a second."""
 WELL_S = 5.0
 """A leader whose disk has not synced for so long, or whose loop stands still, lets another node lead."""
-GONE_S = 1.0
-"""A follower that connects again replaces its old connection if nothing has come over that one for this time. The machine of the follower
-may have lost its power, and then the system still takes the old connection for a good one."""
 MARKS_MAX = 2400
 """A lag of more than ten minutes is shown as one of ten minutes."""
 AWAY_KEPT_MS = 24 * 3600 * 1000
@@ -94,10 +75,6 @@ class Clients(Protocol):
         ...
 
 
-Incoming = asyncio.StreamReader | Encrypted
-Outgoing = asyncio.StreamWriter | Encrypted
-
-
 class Followers:
     def __init__(self, config: Config, disk: Disk, election: Election | None = None) -> None:
         """`election`: by which this node leads, if leaders are elected."""
@@ -107,59 +84,45 @@ class Followers:
         self.disk = TapDisk(disk, self.ring, inherited.tree if inherited is not None else None)
         self._host, self._wanted = address(config.followers)
         key = read_key(config.cluster_key)
-        self._leader = Leader(self.disk, self.ring, key)
-        self._tls = node_tls(config)
-        """The TLS of connections to followers, None if they are not encrypted."""
-        self._leader.is_silent = lambda link: self._silent_s(link) > GONE_S
+        leader = self._leader = Leader(self.disk, self.ring, key)
         if inherited is not None:
-            self._leader.continued = inherited.session, self.ring.next
+            leader.continued = inherited.session, self.ring.next
+        if election is not None:
+            leader.session, leader.cluster = election.seat.process, election.document.cluster
+        tls = node_tls(config)
+        self.passed = PassedOn(key, leader.cluster, tls) if election is not None else None
+        """Takes clients' connections that other nodes of the cluster pass on."""
+        self._links = FollowerLinks(leader, tls, self.passed, self)
         self.tenure: Tenure | None = None
         """The time for which this node leads, None if there are no elections."""
         self._enough: Enough | None = Count(config.min_in_sync - 1) if config.min_in_sync > 1 else None
         """Who has to be in sync before anything is confirmed, None: nobody has."""
         if election is not None:
-            self.tenure = self._enough = Tenure(election, self._silent_s)
-            self._leader.session, self._leader.cluster = election.seat.process, election.document.cluster
-            self._leader.may_be_cut = self.tenure.membership.may_be_cut
-            self._leader.level = self.tenure.level
-        self.passed = PassedOn(key, self._leader.cluster, self._tls) if election is not None else None
-        """Takes clients' connections that other nodes of the cluster pass on."""
+            self.tenure = self._enough = Tenure(election, self._links.silent_s)
+            leader.may_be_cut = self.tenure.membership.may_be_cut
+            leader.level = self.tenure.level
         self._clock = SystemClock()
-        self._strangers = Strangers()
-        self._tasks: dict[asyncio.Task[None], None] = {}
-        self._wakes: dict[Link, asyncio.Event] = {}
-        self._server: asyncio.Server | None = None
         self._beat: asyncio.TimerHandle | None = None
         self.port = self._seen = self._shown = 0
-        self._reader = ThreadPoolExecutor(1, "kvitto-followers")
         self._gate: Gate | None = None
         self._commits: GroupCommit
         self._clients: Clients
         self._blocked = self._lagging = False
         """Whether publishers are blocked because too few followers are in sync, and whether fast ones are paused."""
-        self._received_at: dict[Link, float] = {}
-        """The time at which each connection has last received something from its follower."""
-        self._serving: dict[Link, asyncio.Task[None] | None] = {}
-        """The task that serves each connection."""
         self._marks: deque[tuple[int, float]] = deque(maxlen=MARKS_MAX)
         """Some times, each with the place that was the stream's next one then. It shows how old a record is."""
-        self._since_ms: dict[Link, int] = {}
-        """The time at which each connection has got into its state."""
         self.away: dict[str, int] = {}
         """The nodes of the cluster that are not connected, each with the time at which it was last."""
         if election is not None:
             self.away = dict.fromkeys(set(election.document.members) - {election.member}, self._clock.now_ms())
-        self._is_cut = False
-        """Whether followers are sent nothing more."""
         self._reached = 0
         """How many bytes of the stream enough followers have acknowledged."""
         self.given_up = False
         """Whether `wait_in_sync` was told to wait no longer."""
         self.why_over = ""
         """Why this broker leads no more."""
-        self._beaten_at = time.monotonic()
         self._running: Commit | None = None
-        self._running_since = 0.0
+        self._beaten_at, self._running_since = time.monotonic(), 0.0
 
     @property
     def address(self) -> str:
@@ -167,8 +130,8 @@ class Followers:
 
     @property
     def links(self) -> list[Link]:
-        """The connections that have proved that they have the key."""
-        return [link for link in self._leader.links if link.member]
+        """The links of all followers that have proved that they have the key."""
+        return self._links.accepted
 
     def on_damage(self, found: Callable[[Damage], None]) -> None:
         """Call `found` with damage of this leader's files that is found while they are compared with a follower's."""
@@ -199,11 +162,7 @@ class Followers:
 
     def cut(self) -> None:
         """Send followers nothing more, not even what is in the ring."""
-        self._is_cut = True
-        if self._server is not None:
-            self._server.close()
-        for task in self._tasks:
-            task.cancel()
+        self._links.cut()
         self.ring.on_put = nothing
 
     # -- who has to be in sync ---------------------------------------------------------------------------------------
@@ -250,19 +209,15 @@ class Followers:
         self._gate = None
         self._commits.allow(None)
 
-    def _silent_s(self, link: Link) -> float:
-        """Return for how long nothing has come from a follower."""
-        return time.monotonic() - self._received_at.get(link, 0.0)
-
     def _awake(self) -> dict[str, int]:
         """Return `synced_bytes` of the followers that are in sync and not silent."""
-        return synced_bytes(link for link in in_sync(self.links) if self._silent_s(link) < SILENT_S)
+        return synced_bytes(link for link in in_sync(self.links) if self._links.silent_s(link) < SILENT_S)
 
     def is_in_sync(self, link: Link) -> bool:
         """Return whether a follower has everything that was confirmed, and may lead; without elections, whether it may be promoted."""
         if self.tenure is not None:
             return link.member in self.tenure.membership.document.members
-        return link.state == "following" and self._silent_s(link) < SILENT_S
+        return link.state == "following" and self._links.silent_s(link) < SILENT_S
 
     def lag_ms(self, link: Link) -> int | None:
         """Return the age of the oldest record that a follower has not synced, to a quarter of a second; None while it compares files."""
@@ -274,8 +229,8 @@ class Followers:
         return int((time.monotonic() - since) * 1000)
 
     def since_ms(self, link: Link) -> int:
-        """Return the time at which a connection has got into its state, 0 if that is not known."""
-        return self._since_ms.get(link, 0)
+        """Return the time at which a link has got into its state, 0 if that is not known."""
+        return self._links.since_ms(link)
 
     @property
     def in_sync(self) -> set[str]:
@@ -350,13 +305,7 @@ class Followers:
 
     async def listen(self) -> None:
         """Listen for followers. Raise OSError if that is not possible."""
-        sockets = await bind([self._host], self._wanted)
-        self.port = sockets[0].getsockname()[1]
-        # asyncio accepts up to `backlog` connections in one round of the loop, before it calls `_accepted` for the first of them.
-        self._server = await asyncio.start_server(self._accepted, sock=sockets[0], backlog=ACCEPTED_AT_ONCE)
-        sockets[0].listen(BEGINNERS_MAX)
-        for more in sockets[1:]:
-            more.close()
+        self.port = await self._links.listen(self._host, self._wanted)
         self.ring.on_put = self._wake
         if self.tenure is not None:
             self.tenure.on_change, self.tenure.on_end = self._members_changed, self._end_tenure
@@ -370,16 +319,12 @@ class Followers:
         self._beat = loop.call_later(TIME_S, self._every_time)
         self._look_who_is_in_sync()
         self._look_at_members()
-        self._strangers.look()
+        self._links.beat()
         if self.tenure is not None:
             self._look_whether_well()
             if self._gate is not None and not self.tenure.holds():
                 self._end_tenure("its lease has ended, and another node may lead")
             self.tenure.mark(self.ring.next)
-            for link in self._leader.links:
-                link.beat()
-            for wake in self._wakes.values():  # a follower that waits is told that the leader is there
-                wake.set()
         self._marks.append((self.ring.next, time.monotonic()))
         if self._leader.links and self._seen == self.ring.next:
             self._tell_time()
@@ -403,179 +348,60 @@ class Followers:
     def _wake(self) -> None:
         if self._gate is not None and not self._lagging and self.ring.total - self._reached > SLOW_BYTES:
             self._look_at_lag(synced_bytes(in_sync(self.links)))
-        for event in self._wakes.values():
-            event.set()
+        self._links.wake()
+
+    def end_copies(self) -> None:
+        """End the connections over which files are compared, or will be, because the files are about to be closed. Accept no more."""
+        self._links.end_copies()
 
     async def finish(self, in_order: bool, successor: str) -> None:
-        """Have followers sync what is left, and end their connections.
+        """Have followers sync what is left, and end their connections. `end_copies` has been called.
 
         `in_order`: the directory has been left in order. `successor`: the member that is to lead next, "" for any.
         """
-        if self._server is not None:
-            self._server.close()
         if self._beat is not None:
             self._beat.cancel()
         end = self._tell_time() + 1  # they sync all, and say so
-        deadline = time.monotonic() + FINISH_S
-        while time.monotonic() < deadline and any(
-            link.state == "following" and not link.replaced and link.acknowledged < end for link in self.links
-        ):
-            await asyncio.sleep(0.01)
+        began = time.monotonic()
+        deadline = began + FINISH_S
+        while any(link.acknowledged < end for link in in_sync(self.links)):
+            if time.monotonic() >= (began + OTHERS_S if self._has_heir(end, successor) else deadline):
+                break
+            await asyncio.sleep(0.002)
         told = [link for link in self.links if in_order and link.leave(end, successor)]
         self._wake()
-        while time.monotonic() < deadline and any(link.wants for link in told if link in self._leader.links):
+        while time.monotonic() < deadline and self._links.have_more(told):
             await asyncio.sleep(0.001)
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._reader.shutdown(wait=False)
+        await self._links.end()
         if self.tenure is not None:
             self.tenure.stop(give_up=True)
 
-    # -- one connection ----------------------------------------------------------------------------------------------
+    def _has_heir(self, end: int, successor: str) -> bool:
+        """Return whether a member that may lead next has everything up to this place."""
+        if self.tenure is None:
+            return False
+        heirs = {link.member for link in in_sync(self.links) if link.acknowledged >= end and self.is_in_sync(link)}
+        return successor in heirs if successor else bool(heirs)
 
-    def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
-        self._tasks[task] = None
-        task.add_done_callback(self._tasks.pop)
+    # -- what its links report -----------------------------------------------------------------------------------------
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        peer = writer.get_extra_info("peername") or ("?", 0)
-        link = Link(self._leader, f"{in_url(str(peer[0]))}:{peer[1]}")
-        if self._is_cut:
-            writer.close()
-            return
-        self._end_a_beginner()
-        self._leader.links.append(link)
-        self._serving[link] = asyncio.current_task()
-        wake = self._wakes[link] = asyncio.Event()
-        incoming: Incoming = reader
-        out: Outgoing = writer
-        receiving: asyncio.Task[None] | None = None
-        try:
-            set_up(writer)
-            first = await asyncio.wait_for(exactly(reader.read, len(PASSING_MAGIC)), HANDSHAKE_S)
-            if first == PASSING_MAGIC and self.passed is not None:
-                await asyncio.wait_for(self.passed.take(reader, writer), HANDSHAKE_S)
-                return
-            if len(self.links) >= LINKS_MAX:
-                self._tell(link, logging.WARNING, f"there are {LINKS_MAX} already, it is not accepted")
-                return
-            if self._tls is not None:
-                incoming = out = Encrypted(reader, writer, self._tls.leading)
-                async with asyncio.timeout(HANDSHAKE_S):
-                    await out.shake_hands(first)
-            else:
-                link.take(first)
-            receiving = asyncio.get_running_loop().create_task(self._receive(incoming, link, wake))
-            await self._send(link, out, wake, receiving)
-        except Behind:
-            log.warning("follower %s is too far behind, and has to compare its files again", link.where)
-        except NotServed as error:
-            log.debug("%s: %s", link.where, error)
-        except (Refused, StreamError) as error:
-            self._tell(link, logging.WARNING, str(error))
-            if link.last_words:
-                out.write(link.last_words)
-        except (OSError, EOFError) as error:
-            if link.member:
-                log.warning("follower %s is gone: %s", link.where, str(error) or "it has closed the connection")
-            else:
-                self._tell(link, logging.INFO, "it is gone before it was a follower; does it have the same key?")
-        except StoreError as error:
-            log.error("follower %s cannot be served: %s", link.where, error)
-        except Exception:  # whatever is wrong with one connection, the broker goes on
-            log.exception("follower %s cannot be served", link.where)
-        finally:
-            if receiving is not None:
-                receiving.cancel()
-            if link in self._leader.links:
-                self._leader.links.remove(link)
-            self._received_at.pop(link, None)
-            self._since_ms.pop(link, None)
-            was_accepted = link.state != "beginning"  # who was refused is no node of this cluster
-            if was_accepted and self.tenure is not None and all(o.member != link.member for o in self.links):
-                self.away[link.member] = self._clock.now_ms()
-            del self._serving[link]
-            del self._wakes[link]
-            writer.close()
+    def heard(self, link: Link) -> None:
+        """Take note that a follower has sent something. It may be an acknowledgement."""
+        self._acknowledged()
+        if self.tenure is not None and link.state == "following" and not self.tenure.knows(link.member):
+            self._look_at_members()
 
-    def _tell(self, link: Link, level: int, why: str) -> None:
-        """Log why a connection has ended. If its peer has not proved that it has the key, the number of lines is limited."""
-        if link.member:
-            log.log(level, "follower %s: %s", link.where, why)
-        else:
-            self._strangers.tell(level, link.where, why)
+    def changed(self, link: Link) -> None:
+        """Note that the state of a link has changed."""
+        self.away.pop(link.member, None)
+        self._look_at_members()
 
-    def _end_a_beginner(self) -> None:
-        """End the oldest connection that has proved nothing, if there are many: who has the key must not be kept out."""
-        beginners = [link for link in self._leader.links if not link.member]
-        if len(beginners) < BEGINNERS_MAX:
-            return
-        self._leader.links.remove(beginners[0])  # at once: the next one that comes in this round ends another one
-        if (task := self._serving[beginners[0]]) is not None:
-            task.cancel()
-
-    async def _receive(self, reader: Incoming, link: Link, wake: asyncio.Event) -> None:
-        try:
-            while data := await reader.read(READ_BYTES):
-                self._received_at[link] = time.monotonic()
-                state = link.state
-                link.take(data)
-                self._acknowledged()
-                if self.tenure is not None and link.state == "following" and not self.tenure.knows(link.member):
-                    self._look_at_members()
-                if link.wants or link.state != state:
-                    wake.set()
-            raise EOFError
-        finally:
-            wake.set()
-
-    async def _send(self, link: Link, writer: Outgoing, wake: asyncio.Event, receiving: asyncio.Task[None]) -> None:
-        loop = asyncio.get_running_loop()
-        began, state = loop.time(), link.state
-        while not link.replaced:
-            if receiving.done():
-                receiving.result()
-            if link.prefetch is not None:
-                path, at = link.prefetch
-                await loop.run_in_executor(self._reader, read_ahead, os.path.join(self.disk.root, path), at)
-            data = link.give()
-            if data:
-                writer.write(data)
-                await writer.drain()
-            if link.state != state:
-                state = link.state
-                log.info("follower %s is %s", link.where, state)
-                self._since_ms[link] = self._clock.now_ms()
-                self.away.pop(link.member, None)
-                self._look_at_members()
-            if link.wants or receiving.done():
-                await asyncio.sleep(0)  # `drain` does not let others run while there is room
-                continue
-            wake.clear()
-            left = None if link.member else max(began + HANDSHAKE_S - loop.time(), 0)
-            await asyncio.wait_for(wake.wait(), left)
+    def gone(self, link: Link) -> None:
+        """Note that the link of a follower that was accepted has ended."""
+        if self.tenure is not None and all(other.member != link.member for other in self.links):
+            self.away[link.member] = self._clock.now_ms()
 
 
 def synced_bytes(links: Iterable[Link]) -> dict[str, int]:
     """Return up to which byte of the stream each of these followers has synced everything, by its name."""
     return {link.member: link.behind_at for link in links}
-
-
-def set_up(writer: asyncio.StreamWriter) -> None:
-    writer.transport.set_write_buffer_limits(BUFFER_BYTES)
-    sock = writer.get_extra_info("socket")
-    if sock is not None:
-        without_delay(sock)
-        end_if_cut(sock, CUT_S)
-
-
-def read_ahead(full: str, at: int) -> None:
-    """Read a chunk, so that the loop finds it in the system's cache. The file may be gone."""
-    with contextlib.suppress(OSError):
-        fd = os.open(full, os.O_RDONLY)
-        try:
-            os.pread(fd, CHUNK_BYTES, at)
-        finally:
-            os.close(fd)

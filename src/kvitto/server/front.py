@@ -31,6 +31,7 @@ from kvitto.server.passed import message
 
 log = logging.getLogger("kvitto")
 
+NOBODY = "nobody leads"
 REACH_S = 3.0
 """A leader that has not taken a connection over after this time is taken for one that does not serve."""
 REACH_AT_ONCE = 4
@@ -245,7 +246,7 @@ class Front:
         """
         seat = self._seat
         if seat is None:
-            raise Unreached("nobody leads")
+            raise Unreached(NOBODY)
         sock: socket.socket | None = None
         try:
             async with asyncio.timeout(REACH_S), self._beginning:

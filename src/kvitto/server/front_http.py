@@ -29,7 +29,7 @@ from kvitto.http.exposition import CONTENT_TYPE
 from kvitto.http.health import failed, ok
 from kvitto.http.request import Problem, Response, answer, failure, not_authorised
 from kvitto.http.server import HEADERS, is_loopback
-from kvitto.server.front import Front, Unreached
+from kvitto.server.front import NOBODY, Front, Unreached
 from kvitto.server.pairing import Side
 
 READ_BYTES = 16 * 1024
@@ -89,6 +89,7 @@ class OwnAnswers:
 
     async def refuse(self, sock: socket.socket, why: str, begun: bytes) -> None:
         retry = (("Retry-After", str(RETRY_AFTER_S)),)
+        why = self._standing().why if why == NOBODY and self._standing().why else why
         response = failure(Problem(503, "no_leader", f"{why}: this node does not lead, try again", retry))
         await self._send(sock, None, response, begun.startswith(b"HEAD "))
 

@@ -45,6 +45,11 @@ report it for up to a second.
 """
 
 
+def begin() -> None:
+    """Collect nothing until `spare_the_loop` is called. What a start makes stays, and clients wait for it behind an election."""
+    gc.disable()
+
+
 def spare_the_loop() -> None:
     """Collect young objects only, let large bodies grow in place, and let threads get the interpreter soon."""
     global _spared
@@ -52,6 +57,7 @@ def spare_the_loop() -> None:
     sys.setswitchinterval(SWITCH_S)
     gc.freeze()  # a start leaves next to nothing to collect, and to look for it would hold up an election by 20 ms
     gc.set_threshold(YOUNG, MIDDLE, 1 << 30)
+    gc.enable()
     _spared = True
     unbind_transports()
     release = page_releaser()

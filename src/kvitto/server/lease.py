@@ -59,6 +59,11 @@ class Lease:
         self._thread = threading.Thread(target=self._run, name="kvitto-lease", daemon=True)
         self._thread.start()
 
+    @property
+    def trouble(self) -> str:
+        """Why the last renewal has failed, "" if it has not."""
+        return self._said
+
     def _run(self) -> None:
         pause = TTL_S / 3
         while not self._ended.wait(pause):

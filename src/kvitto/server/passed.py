@@ -1,4 +1,4 @@
-"""The leader's side of connections that other nodes pass on: who the client is, and to which listener it belongs. `Followers` calls it.
+"""The leader's side of connections that other nodes pass on: who the client is, and to which listener it belongs. `FollowerLinks` calls it.
 
 Nothing of what a connection says counts before its node has proved that it has the key of the cluster (`cluster/passing.py`). Then its
 socket belongs to the listener, as if the client had connected there from the address that it has at that node.

@@ -31,7 +31,7 @@ from kvitto.protocol.unacked import Held, held
 from kvitto.server import definitions
 from kvitto.server.acceptor import Acceptor
 from kvitto.server.driving import TURN_S, Driving, nothing
-from kvitto.server.followers import FILES as FOLLOWERS_FILES
+from kvitto.server.follower_links import FILES as FOLLOWERS_FILES
 from kvitto.server.followers import Followers
 from kvitto.server.heartbeats import Heartbeats
 from kvitto.server.listening import bind
@@ -39,6 +39,7 @@ from kvitto.server.logins import Logins
 from kvitto.server.passed import Take
 from kvitto.server.peer import INBOX, Peer
 from kvitto.server.poller import Loop
+from kvitto.server.replaced import Replaced
 from kvitto.server.scrubbing import Scrubbing, in_words, place_of
 from kvitto.server.shovels import Shovels
 from kvitto.server.syncer import Syncer
@@ -58,6 +59,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kvitto")
 
+DRAIN_S = 1.0
+"""Clients get this much time to answer Connection.Close."""
+HAND_OVER_S = 0.1
+"""They get this much if another node waits to lead: a client that does not answer must not delay the next leader."""
 GIVE_BACK_BEATS = 30
 QUIET_BYTES = 512
 QUIET_S = 0.1
@@ -89,6 +94,7 @@ class Server(Driving):
         super().__init__(Store(under, clock, sync=config.sync, counted=counted), clock)
         self._disk = disk
         self._scrubbing = Scrubbing(disk, self._scrubbed, lambda: True)
+        self._replaced = Replaced(disk)
         self.config = config
         self.inbox = Buf(INBOX)
         self.port = 0
@@ -452,6 +458,7 @@ class Server(Driving):
                     connection.finish()
             self.guard(self._do_turn)
             await self._drain()
+            await self._trim()
         for task in self._logging_in:
             task.cancel()
         if hasattr(self, "logins"):
@@ -466,6 +473,8 @@ class Server(Driving):
                 if self.followers is not None:
                     self.followers.open_gate()
                 self.broker.finish()
+            if self.followers is not None:
+                self.followers.end_copies()
             self.store.shut()
             if self.followers is not None:
                 await self.followers.finish(self.store.ended_in_order, self._successor)
@@ -479,11 +488,26 @@ class Server(Driving):
 
     async def _drain(self) -> None:
         """Give peers a moment to answer our Close."""
-        deadline = self._loop.time() + 1.0
+        hands_over = self.tenure is not None and self.tenure.others()
+        deadline = self._loop.time() + (HAND_OVER_S if hands_over else DRAIN_S)
         while self.hub.connections and self._loop.time() < deadline:
             await asyncio.sleep(0.01)
         for connection in list(self.hub.connections):
             connection.transport.abort()
+        await self._sync_ended()
+
+    async def _trim(self) -> None:
+        """Cut segments off behind their last batch, and sync everything.
+
+        The syncer's threads sync many files at once. `Broker.finish`, which does the same for what is left, syncs one after the other, and
+        that takes 0.25 s with 1,000 queues.
+        """
+        if not self.broker.full:
+            self.guard(self.broker.trim)
+            self.guard(self.sync_rest)
+            await self._sync_ended()
+
+    async def _sync_ended(self) -> None:
         while self.store.commits.busy and self._error is None:
             await asyncio.sleep(0.001)
 
@@ -544,6 +568,8 @@ class Server(Driving):
             self._look_who_has_better()
         self._watermarks.look()
         short = self.broker.full or self._watermarks.disk_low
+        epoch = self.tenure.membership.document.epoch if self.tenure is not None else 0
+        self._replaced.look(self.clock.now_ms(), short, epoch)
         if short or self.store.short:
             self.broker.make_room(short)
             self.schedule()

@@ -1,7 +1,7 @@
-"""Logs connections to the followers' port that have not proved that they have the key, and limits how many lines they make.
+"""Logs why connections to the followers' port have ended before they proved that they have the key, and limits the number of lines.
 
 The same reason from the same host makes at most one line in EVERY_S. The next line says how many connections there were meanwhile.
-`Followers` calls it.
+`FollowerLinks` calls it.
 """
 
 from __future__ import annotations

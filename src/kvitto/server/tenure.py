@@ -41,6 +41,10 @@ AGAIN_S = 0.5
 PROMISE_S = 5.0
 """A follower that hears of its leader does not try to lead for this time."""
 MARKS_MAX = 64
+GONE = (
+    "the document of this cluster is gone from etcd: this node leads on, but no node that ends can start again. Stop all nodes "
+    "when it suits, and say `kvitto cluster force --data-dir` with the directory of this one"
+)
 
 
 class Deposed(Exception):
@@ -109,7 +113,11 @@ class Tenure:
         acknowledges it has heard of this leader after that time."""
         self._promised_until = 0.0
         self._promised_by: set[str] = set()
+        self.alarm = ""
+        """What an operator has to know of the register, "" for nothing."""
         self._again_at = 0.0
+        self._unchanged = ""
+        """Why the register did not take the last change, "" if it did."""
         self._worker = ThreadPoolExecutor(1, "kvitto-register")
         self.on_change: Callable[[], None] = nothing
         """Called when the members have changed."""
@@ -212,9 +220,12 @@ class Tenure:
         """Ask for a change. Return the new version, or what the register holds instead. It runs in the thread."""
         try:
             changed = self._register.change(document, version)
-            return changed, self._register.read() if changed is None else None
+            found = self._register.read() if changed is None else None
+            self._unchanged = ""
+            return changed, found
         except Exception as error:  # noqa: BLE001 - top of the thread: whatever it was, the outcome is not known
-            log.warning("the members cannot be changed: %s", error)
+            self._unchanged = f"the members cannot be changed: {error}"
+            log.warning("%s", self._unchanged)
             return None, None
 
     def _answered(self, asked: asyncio.Future[tuple[int | None, Seen | None]]) -> None:
@@ -237,8 +248,16 @@ class Tenure:
         log.info("in sync: %d nodes, %s", len(members), ", ".join(member[:8] for member in members))
         self.on_change()
 
+    def why_no_election(self) -> str:
+        """Return why nobody could be elected now, "" if nothing is known against it."""
+        return self.alarm or self.lease.trouble or self._unchanged
+
     def _saw(self, seen: Seen) -> None:
         """Look at the register's content after a renewal of the lease: has another node been elected, or should one be?"""
+        alarm = GONE if seen.document is None else ""
+        if alarm and not self.alarm:
+            log.warning("%s", alarm)
+        self.alarm = alarm
         self.membership.saw(seen)
         self._end_if_over()
         complaint = seen.complaint

@@ -52,6 +52,8 @@ class Recovery:
         """What the settlement logs say, by base."""
         self._headers: dict[int, Settled] = {}
         """What the headers of the settlement logs are, by base."""
+        self._names: frozenset[str] = frozenset()
+        """The names of the files in the queue's directory when the start began."""
         self._is_followed = False
         """Whether one of the segments that have been read says that it had been synced. The last one is read first."""
 
@@ -60,8 +62,11 @@ class Recovery:
         log_ = self.log
         if log_.durable:
             self._known = self.store.inventory.claim(SEGMENT, log_.queue_id)
-        self._miss_settlements(self.store.disk.listdir(log_.directory))
-        names = self.store.disk.listdir(log_.directory)  # the settlement logs of other queues have been renamed
+        names = self.store.disk.listdir(log_.directory)
+        self._miss_settlements(names)
+        if Settled.FOREIGN in self._headers.values():  # these have been renamed
+            names = self.store.disk.listdir(log_.directory)
+        self._names = frozenset(names)
         acks = {paths.base_of(name) for name in names if name.endswith(paths.SETTLEMENTS_SUFFIX)}
         bases = sorted(paths.base_of(name) for name in names if name.endswith(paths.SEGMENT_SUFFIX))
         found: list[Segment] = []
@@ -241,18 +246,22 @@ class Recovery:
     def _read(self, base: int, entry: Entry | None) -> Segment | None:
         """Read a segment as far as a start has to. Returns None if nothing is served from it."""
         path = paths.segment(self.log.directory, base)
-        bad = paths.quarantine(self.log.directory, base)
-        owed = self.store.disk.exists(paths.copying(bad)) and not self.store.disk.exists(bad)
+        bad = paths.quarantine(self.log.directory, base).rpartition("/")[2]
+        owed = paths.copying(bad) in self._names and bad not in self._names
         file = self.store.disk.open(path)
         size = file.size()
         counted = None if owed else self._counted(path, size, entry)
         segment = counted or Segment(base)
         segment.file = file
-        found = judge.segment_header(segment.file.read_at, size, self.log.queue_id, base, self.store.ending, entry)
         segment.slot = -1 if entry is None else entry.slot
+        segment.linked = self.log.archive is not None and base in self.log.archive.found
+        if counted is not None:
+            segment.durable, segment.synced_end = segment.size, segment.end
+            self._is_followed = True
+            return segment
+        found = judge.segment_header(segment.file.read_at, size, self.log.queue_id, base, self.store.ending, entry)
         segment.salt = found.salt
         segment.created_ms = found.created_ms
-        segment.linked = self.log.archive is not None and base in self.log.archive.found
         if found.what in (Header.FOREIGN, Header.UNREADABLE, Header.NEVER):
             segment.file.close()
             self.log.next = max(self.log.next, found.end)
@@ -269,17 +278,16 @@ class Recovery:
             segment.file.write_at(FILE_HEAD.at["salt_again"], [bytes_of(segment.salt)])
         if owed:
             self.log.quarantine(segment, "damage had been found in it")
-        if counted is not None:
-            segment.durable, segment.synced_end = segment.size, segment.end
-            self._is_followed = True
-        elif segment.read_footer():
+        if segment.read_footer():
             self._is_followed = True
         else:
             self._scan(segment, owed, entry)
         return segment
 
     def _counted(self, path: str, size: int, entry: Entry | None) -> Segment | None:
-        """Return a segment of `size` bytes that need not be read, since this process verified and synced all of it as a follower."""
+        """Return a segment of `size` bytes of which nothing need be read, not even its header: as a follower this process has verified and
+        synced all of it.
+        """
         counted = self.store.counted.pop(path, None)
         if counted is None or counted.size != size or (entry is not None and entry.size > size):
             return None

@@ -359,7 +359,8 @@ class KvittoCluster(Cluster):
                 node.stop()
             node.kill()
         self._wait(self._seat_is_free, "etcd has no leader any more")
-        self._command("force", "--data-dir", str(last.data))
+        # etcd may be in an older state, in which this node was not in sync
+        self._command("force", "--data-dir", str(last.data), "--lose-the-rest")
         for node in self.nodes:
             if node is not last:
                 node.put_away()

@@ -305,12 +305,19 @@ class Run:
         return self.load.behind() > load.BEHIND_MAX
 
     def _judge(self) -> None:
-        """Let all messages arrive that may arrive, and close a chapter of the records."""
+        """Wait until all messages that may arrive have come, and close a chapter of the records. Raises Stuck if nothing is confirmed."""
         self.target.paused.set()
         self.load.drain_idle(True)
         seen, since = -1, time.monotonic()
+        moves, moved = -1, since
         while not self._drained():
             self._alive()
+            # A consumer whose publishes are blocked gets the same deliveries again and again, so deliveries alone are no progress.
+            made = sum(client.moves for client in self.load.clients)
+            if self.load.quiet or made != moves:
+                moves, moved = made, time.monotonic()
+            elif time.monotonic() - moved > MOVE_S:
+                raise Stuck(f"no progress within {MOVE_S:g} s, although clients only wait for their promises")
             if self.oracle.delivered != seen:
                 seen, since = self.oracle.delivered, time.monotonic()
             elif time.monotonic() - since > LATE_S + (load.CONFIRM_S if not self.load.quiet else 0.0):
