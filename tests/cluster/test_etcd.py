@@ -14,7 +14,7 @@ from kvitto.cluster.register import Complaint, Document, NotAllowed, RegisterErr
 from kvitto.server import etcd as module
 from kvitto.server.etcd import ANSWER_BYTES_MAX, Etcd
 from kvitto.server.lease import Lease
-from tests.support.etcd import FakeEtcd, RealEtcd, free_port, real_etcd
+from tests.support.etcd import FakeEtcd, Json, RealEtcd, free_port, real_etcd
 from tests.support.wait import wait_until
 
 FIRST = Document("c", 0, "", ("A",), 2)
@@ -187,6 +187,28 @@ def test_what_is_not_answered_is_said_so(monkeypatch: pytest.MonkeyPatch) -> Non
             Etcd([silent.url, good.url], "test").create(FIRST)
         assert Etcd([nobody, good.url], "test").create(FIRST)
     silent.stop()
+
+
+class FullEtcd(FakeEtcd):
+    """An etcd that has no space left."""
+
+    def answer(self, path: str, body: Json) -> tuple[int, Json]:
+        if any("requestPut" in request for request in body.get("success", ())):
+            return 503, {"message": "etcdserver: mvcc: database space exceeded", "code": 8}
+        return super().answer(path, body)
+
+
+def test_an_etcd_without_space_is_named_with_what_makes_room() -> None:
+    with FakeEnd(FullEtcd()) as full, FakeEnd(FakeEtcd()) as good:
+        register = Etcd([full.url], "test")
+        assert register.read().document is None
+        with pytest.raises(Unanswered, match=r"etcd at \S+ has no space left: `etcdctl compact`"):
+            register.create(FIRST)
+        nobody = f"127.0.0.1:{free_port()}"
+        with pytest.raises(Unanswered, match="no space left"):
+            Etcd([full.url, nobody], "test").create(FIRST)
+        # nothing was changed, so the next endpoint may be asked
+        assert Etcd([full.url, good.url], "test").create(FIRST)
 
 
 class FakeEnd:

@@ -628,6 +628,15 @@ def test_a_record_that_does_not_fit_is_refused(payload: bytes) -> None:
         pair.pump()
 
 
+@pytest.mark.parametrize(
+    ("greeting", "says"), [(b"AMQP\0\0\x09\x01", "an AMQP port"), (b"HTTP/1.1 400 ", "an HTTP port")]
+)
+def test_another_port_of_a_node_is_named_for_what_it_is(greeting: bytes, says: str) -> None:
+    pair = Pair()
+    with pytest.raises(StreamError, match=f"the greeting of {says}: the address has to be that of --followers"):
+        list(pair.follower.feed(greeting))
+
+
 def test_half_of_a_record_is_not_joined_with_another_leaders() -> None:
     """A disk that is full may take a part of a write. The stream of whoever is elected then may have another record in that place."""
     pair = following()

@@ -108,5 +108,7 @@ def test_the_configuration_may_name_one_or_several(tmp_path: Path) -> None:
         file.write_text(f"host = {wrong}\n")
         with pytest.raises(ConfigError, match="host must be"):
             read(file)
+    file.write_text('etcd = ["http://a:2379", "http://b:2379"]\n')
+    assert read(file)["etcd"] == "http://a:2379,http://b:2379"
     with pytest.raises(ConfigError, match="--host is empty"):
         Config(more_hosts=("",))

@@ -333,7 +333,7 @@ TYPES: dict[str, tuple[type, ...]] = {
     "cluster_tls_cert": (str,),
     "cluster_tls_key": (str,),
     "cluster_tls_ca": (str,),
-    "etcd": (str,),
+    "etcd": (str, list),
     "etcd_ca": (str,),
     "etcd_cert": (str,),
     "etcd_key": (str,),
@@ -407,7 +407,7 @@ def checked(path: Path | str, key: str, value: object) -> tuple[str, Any]:
     if isinstance(value, list):
         if not value or not all(isinstance(each, str) for each in value):
             raise ConfigError(f"{path}: {key} must be an address, or a list of addresses, not {value!r}")
-        return name, tuple(value)
+        return name, ",".join(value) if name == "etcd" else tuple(value)
     if name in READ and isinstance(value, str):
         try:
             return name, READ[name](value)

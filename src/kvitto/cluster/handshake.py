@@ -28,6 +28,8 @@ REASON_MAX = 500
 """The most characters of a reason that the other side gives."""
 MESSAGE_BYTES_MAX = 1 << 16
 LENGTH_BYTES = 4
+STRANGERS = {b"AMQP": "an AMQP port", b"HTTP": "an HTTP port"}
+"""With which four bytes other listeners answer what they do not understand."""
 NONCE_BYTES = 32
 KEY_BYTES_MIN, KEY_BYTES_MAX = 16, 4096
 LEADER, FOLLOWER = b"leader", b"follower"
@@ -78,6 +80,18 @@ def message(**fields: Any) -> bytes:
     return len(data).to_bytes(LENGTH_BYTES, "little") + data
 
 
+def length_of(head: bytes) -> int:
+    """Return the length of the message that begins with these bytes. Raise StreamError if it is too long."""
+    if head in STRANGERS:
+        raise StreamError(
+            f"the greeting of {STRANGERS[head]}: the address has to be that of --followers of the other node"
+        )
+    length = int.from_bytes(head, "little")
+    if length > MESSAGE_BYTES_MAX:
+        raise StreamError(f"a message of {length} bytes")
+    return length
+
+
 class Inbox:
     """Splits received bytes into messages. `rest` holds the bytes behind the last complete message."""
 
@@ -100,9 +114,7 @@ class Inbox:
         """Return the next message, None if it is not complete yet. Raise StreamError if it is malformed, Refused if it is a refusal."""
         if len(self.rest) < LENGTH_BYTES:
             return None
-        length = int.from_bytes(self.rest[:LENGTH_BYTES], "little")
-        if length > MESSAGE_BYTES_MAX:
-            raise StreamError(f"a message of {length} bytes")
+        length = length_of(self.rest[:LENGTH_BYTES])
         if len(self.rest) < LENGTH_BYTES + length:
             return None
         data, self.rest = self.rest[LENGTH_BYTES : LENGTH_BYTES + length], self.rest[LENGTH_BYTES + length :]

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kvitto.cluster import handshake
-from kvitto.cluster.handshake import LEADER, LENGTH_BYTES, MESSAGE_BYTES_MAX, REASON_MAX, Inbox, Refused
+from kvitto.cluster.handshake import LEADER, LENGTH_BYTES, REASON_MAX, Inbox, Refused
 from kvitto.cluster.records import StreamError
 
 MAGIC = b"KVITPAS1"
@@ -115,14 +115,6 @@ class Passed:
         if len(host) > HOST_MAX or not 0 <= port <= PORT_MAX:
             raise StreamError("an address that is none")
         return Client(str(service), Elsewhere(host, port))
-
-
-def length_of(head: bytes) -> int:
-    """Return the length of the message behind these bytes. Raises StreamError if it is too long."""
-    length = int.from_bytes(head, "little")
-    if length > MESSAGE_BYTES_MAX:
-        raise StreamError(f"a message of {length} bytes")
-    return length
 
 
 def decoded(head: bytes, data: bytes) -> dict[str, Any]:

@@ -63,6 +63,7 @@ REFUSED = (3, NO_RIGHT, 12, NO_TOKEN)
 NO_USERS = "authentication is not enabled"
 STALE = ("user name is empty", "auth store is old")
 """If a login is missing or has ended, etcd answers with NO_TOKEN, or with a text that has one of these parts."""
+NO_SPACE = "database space exceeded"
 NO_SUCH_CALL = 404
 LOGIN = "/v3/auth/authenticate"
 USER_BYTES_MAX = 1024
@@ -100,6 +101,10 @@ class NoUsers(Exception):
 
 class Stale(Exception):
     """A call was not carried out, because there is no login, or none any more."""
+
+
+class Full(Unanswered):
+    """etcd has no space left. It carries nothing out that writes until an operator has made room."""
 
 
 class TooLarge(NotAllowed):
@@ -252,7 +257,7 @@ class Etcd:
 
     def _call(self, path: str, body: dict[str, Any], again: bool = False) -> dict[str, Any]:
         """Return the answer of the first endpoint that gives one. `again`: the call may be made twice without harm."""
-        deadline, why, denied = time.monotonic() + CALL_S, "", ""
+        deadline, why, denied, full = time.monotonic() + CALL_S, "", "", None
         for endpoint in list(self._endpoints):
             if time.monotonic() >= deadline:
                 break
@@ -264,6 +269,8 @@ class Etcd:
                 why = str(error)
                 denied = why if error.denied else denied
                 self._last(endpoint)
+            except Full as error:
+                full = error  # so do the other members of this etcd, but one of them may know by now that there is room again
             except (OSError, http.client.HTTPException, ValueError, Unanswered) as error:
                 why, denied = f"{_where(endpoint)}: {error or type(error).__name__}", ""
                 self._last(endpoint)
@@ -271,6 +278,8 @@ class Etcd:
                     break
         if denied:
             raise NotAllowed(denied)
+        if full is not None:
+            raise full
         raise Unanswered(f"etcd does not answer: {why or 'no time left'}")
 
     def _asked(self, endpoint: Endpoint, path: str, body: dict[str, Any], deadline: float) -> dict[str, Any]:
@@ -402,6 +411,10 @@ class Etcd:
             )
         if code in REFUSED:
             raise RegisterError(f"etcd at {where} refuses: {text}")
+        if NO_SPACE in text:
+            raise Full(
+                f"etcd at {where} has no space left: `etcdctl compact`, `etcdctl defrag` and `etcdctl alarm disarm`"
+            )
         raise Unanswered(text)
 
     def _last(self, endpoint: Endpoint) -> None:

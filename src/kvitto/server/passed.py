@@ -12,8 +12,8 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from kvitto.cluster.handshake import LENGTH_BYTES, Refused
-from kvitto.cluster.passing import HTTP, READABLE, Client, Passed, accepted, decoded, length_of, refusal
+from kvitto.cluster.handshake import LENGTH_BYTES, Refused, length_of
+from kvitto.cluster.passing import HTTP, READABLE, Client, Passed, accepted, decoded, refusal
 from kvitto.server.node_tls import NodeTls, why_not_follower
 from kvitto.server.pairing import BUFFER_BYTES, Pair, Side
 
