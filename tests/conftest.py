@@ -1,5 +1,6 @@
 """What all tests share: the form of Kvitto under test, a seed for the simulation, and hypothesis without surprises of timing."""
 
+import gc
 import logging
 import os
 import secrets
@@ -33,6 +34,18 @@ def log_as_before() -> Iterator[None]:
     yield
     for logger, level in zip(loggers, before, strict=True):
         logger.setLevel(level)
+
+
+@pytest.fixture(autouse=True)
+def garbage_as_before() -> Iterator[None]:
+    """Find the test that leaves a process without garbage collection: later ones would need gigabytes, and their brokers would block."""
+    before = gc.isenabled(), gc.get_threshold(), gc.get_freeze_count()
+    yield
+    after = gc.isenabled(), gc.get_threshold(), gc.get_freeze_count()
+    gc.enable()
+    gc.set_threshold(*before[1])
+    gc.unfreeze()
+    assert after == before, "the test has changed what is collected"
 
 
 def pytest_timeout_set_timer(item: pytest.Item, settings: object) -> bool | None:

@@ -10,7 +10,7 @@ import sys
 import weakref
 from asyncio import selector_events
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,15 +33,6 @@ from tests.support.certificates import Authority
 from tests.support.wait import wait_until
 
 
-@contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
 @pytest.fixture
 def unbound(monkeypatch: pytest.MonkeyPatch) -> None:
     """As `kvitto serve` has it, for this test."""
@@ -54,7 +45,7 @@ def unbound(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_connection_that_has_ended_is_no_garbage_in_a_cycle() -> None:
     """A look for such garbage takes long where there are many objects, so nothing may need it."""
     harness = ProtocolHarness()
-    with no_garbage_collection():
+    with garbage.put_off():
         wire = harness.wire()
         ask(wire, m.QueueDeclare("a"), m.BasicQos(0, 1, True), m.BasicConsume("a", "c"))
         ask(wire, m.ChannelOpen(), channel=2)
@@ -71,7 +62,7 @@ def test_a_connection_that_has_ended_is_no_garbage_in_a_cycle() -> None:
 
 def test_connections_with_sockets_leave_nothing_behind(unbound: None) -> None:
     """Neither do the socket's sides of it."""
-    with kvitto.Broker() as broker, no_garbage_collection():
+    with kvitto.Broker() as broker, garbage.put_off():
         hub = broker._server.hub
         with ExitStack() as open_:
             peers = [open_.enter_context(Raw(broker.port)) for _ in range(5)]
@@ -144,7 +135,7 @@ def test_tls_peers_leave_nothing_behind(tmp_path: Path, unbound: None, first: by
     settings: dict[str, Any] = {"tls_port": 0, "tls_cert": pair.cert, "tls_key": pair.key}
     made = kvitto.Broker()
     made._config = replace(made._config, **settings)
-    with made as broker, no_garbage_collection():
+    with made as broker, garbage.put_off():
         gc.collect()
         server = broker._server
         ended = server.hub.connections_made
@@ -212,9 +203,16 @@ def test_the_process_looks_for_all_garbage_only_when_it_is_idle(spared: tuple[in
 
 def test_a_start_looks_for_no_garbage(spared: tuple[int, int, int]) -> None:
     """A full collection took 20 to 100 ms of it with 1,000 queues, while clients waited for a new leader."""
-    garbage.begin()
-    assert not gc.isenabled()
-    garbage.spare_the_loop()
+    with garbage.put_off():
+        assert not gc.isenabled()
+        garbage.spare_the_loop()
+        assert gc.isenabled()
+
+
+def test_a_start_that_fails_leaves_the_process_as_it_was() -> None:
+    """Else the memory of a program with a broker in it would grow without a bound."""
+    with pytest.raises(OSError, match="enough"), garbage.put_off():
+        raise OSError("enough")
     assert gc.isenabled()
 
 

@@ -40,11 +40,12 @@ class FakeEtcd:
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                if fake.deaf:
+                length = int(self.headers["Content-Length"])
+                body = self.rfile.read(length)
+                if fake.deaf or len(body) < length:  # the node may have been killed
                     return
                 with fake._lock:
-                    code, found = fake.answer(self.path, body)
+                    code, found = fake.answer(self.path, json.loads(body))
                 data = json.dumps(found).encode()
                 self.send_response(code)
                 self.send_header("Content-Length", str(len(data)))

@@ -90,7 +90,6 @@ def stop_early(number: int, _frame: object) -> None:
 
 async def serve(config: Config, election: Election | None = None) -> int:
     """Run the broker until a signal. Return 0 after an end in order. Raises Deposed if another node of its cluster leads, or should."""
-    garbage.begin()
     server, notify = Server(config, election=election), Notify(os.environ)
     if not compiled() and (advice := how_to_compile()):
         log.warning("running interpreted, much slower: %s", advice)
@@ -108,7 +107,7 @@ async def serve(config: Config, election: Election | None = None) -> int:
 
     server.when_opened = opened
     try:
-        with nullcontext() if election is None else notify.while_starting():
+        with garbage.put_off(), nullcontext() if election is None else notify.while_starting():
             await server.start()
     except StoreFull as error:
         if election is None:

@@ -13,7 +13,8 @@ import sys
 import traceback
 from asyncio import selector_events
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from kvitto.base.process import give_back_memory, keep_large_memory_apart, page_releaser
@@ -45,9 +46,15 @@ report it for up to a second.
 """
 
 
-def begin() -> None:
-    """Collect nothing until `spare_the_loop` is called. What a start makes stays, and clients wait for it behind an election."""
+@contextmanager
+def put_off() -> Iterator[None]:
+    """Collect nothing within this, or until `spare_the_loop` is called. What a start makes stays, and clients wait for it behind an
+    election."""
     gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def spare_the_loop() -> None:
