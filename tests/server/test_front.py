@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -29,7 +29,7 @@ from kvitto.server import pairing
 from kvitto.server.front import Front
 from kvitto.server.front_http import SILENT_S, OwnAnswers
 from kvitto.server.node_tls import NodeTls
-from kvitto.server.pairing import BUFFER_BYTES, Pair
+from kvitto.server.pairing import BUFFER_BYTES, End, Pair
 from kvitto.server.passed import PassedOn
 from tests.http.api import Http
 from tests.support.certificates import Authority
@@ -56,18 +56,6 @@ class Taken:
         return data
 
 
-class Recorded(dict[Pair, None]):
-    """The pairs that exist. `seen` has those that have ended, too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[Pair] = []
-
-    def __setitem__(self, pair: Pair, value: None) -> None:
-        self.seen.append(pair)
-        super().__setitem__(pair, value)
-
-
 class FakeLeader:
     """Takes connections over as a leader does, and leaves the rest to the test."""
 
@@ -76,7 +64,7 @@ class FakeLeader:
         self.refused: list[str] = []
         self._writers: list[asyncio.StreamWriter] = []
         self._on = PassedOn(key, CLUSTER, tls)
-        self._on._pairs = self._pairs = Recorded()
+        self._pairs = self._on._pairs
         for service in services:
             self._on.services[service] = self._taker(service)
         self._loop = asyncio.new_event_loop()
@@ -115,11 +103,10 @@ class FakeLeader:
         await asyncio.gather(*serving, return_exceptions=True)
         for writer in self._writers:
             writer.close()
-        for pair in self._pairs.seen:
+        for pair in self._pairs:
             pair.end()
-        ends = [end for pair in self._pairs.seen for end in (pair.client, pair.leader)]
         await asyncio.sleep(0)  # the transports close their sockets in the next round
-        while any(end.made and not end.lost for end in ends):
+        while self._pairs:
             await asyncio.sleep(0)
 
     def close(self) -> None:
@@ -253,6 +240,47 @@ def test_a_client_that_does_not_read_holds_up_the_leader_and_no_memory(world: Wo
     taken.sock.settimeout(TIMEOUT_S)
     threading.Thread(target=taken.sock.sendall, args=(b"end",)).start()
     assert Taken("", client, None).read(sent + 3).endswith(b"xend")
+
+
+class Kept:
+    """A transport that closes when it is told to abort, and not before: its peer does not take what is left."""
+
+    def __init__(self, end: End) -> None:
+        self._end = end
+        self.closed = False
+        end.connection_made(cast(asyncio.Transport, self))
+
+    pause_reading = set_write_buffer_limits = lambda *_: None
+
+    def close(self) -> None:
+        self.closed = True
+
+    def abort(self) -> None:
+        if not self._end.lost:
+            asyncio.get_running_loop().call_soon(self._end.connection_lost, None)
+
+
+@pytest.mark.parametrize("ends", ["the node", "a timer"])
+def test_a_pair_exists_until_both_sides_are_gone(ends: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever ends all pairs would leave a socket open else, above all when TLS is being ended on the other side."""
+    if ends == "a timer":
+        monkeypatch.setattr(pairing, "LINGER_S", 0.0)
+    pairs: dict[Pair, None] = {}
+
+    async def main() -> None:
+        pair = Pair(pairs, memoryview(b""))
+        pairs[pair] = None
+        client, leader = Kept(pair.client), Kept(pair.leader)
+        pair.leader.eof = True
+        pair.leader.connection_lost(None)
+        assert client.closed and not leader.closed and pair in pairs
+        if ends == "the node":
+            pair.end()
+        while pairs:
+            await asyncio.sleep(0)
+        assert pair.client.lost
+
+    asyncio.run(asyncio.wait_for(main(), TIMEOUT_S))
 
 
 def test_when_the_leader_resets_a_connection_its_client_is_closed(either: World) -> None:

@@ -57,15 +57,20 @@ class Relay:
     async def _serve(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
         server, to_server = await asyncio.open_connection("127.0.0.1", self._port)
         answers = asyncio.create_task(self._answer(server, to_client))
-        with contextlib.suppress(OSError):
-            while data := await client.read(1 << 16):
-                if not self._free.is_set():
-                    self.holds.set()
-                    await self._free.wait()
-                to_server.write(data)
-        with contextlib.suppress(OSError):  # whether the client has closed its connection, or reset it
-            to_server.write_eof()
-        await answers
+        try:
+            with contextlib.suppress(OSError):
+                while data := await client.read(1 << 16):
+                    if not self._free.is_set():
+                        self.holds.set()
+                        await self._free.wait()
+                    to_server.write(data)
+            with contextlib.suppress(OSError):  # whether the client has closed its connection, or reset it
+                to_server.write_eof()
+            await answers
+        except BaseException:  # the test may end before the connection does
+            to_server.transport.abort()
+            to_client.transport.abort()
+            raise
         to_server.close()
         self.done.set()
 

@@ -139,16 +139,22 @@ class Pair:
                 end.transport.abort()
 
     def lost(self) -> None:
-        """One of the connections is gone, so the other one is of no use."""
+        """One of the connections is gone, so the other one is of no use. It may still have to send what is left, for LINGER_S at most.
+
+        Until then the pair exists: whoever ends all pairs ends this one, too.
+        """
         self._over = True
-        self._pairs.pop(self, None)
-        if self._last is not None:
-            self._last.cancel()
         for looking in self._looking.values():
             looking.cancel()
-        for end in (self.client, self.leader):
-            if end.made and not end.lost:
-                end.transport.close() if end.other.eof else end.transport.abort()
+        left = [end for end in (self.client, self.leader) if end.made and not end.lost]
+        for end in left:
+            end.transport.close() if end.other.eof else end.transport.abort()
+        if not left:
+            self._pairs.pop(self, None)
+        if self._last is not None and not left:
+            self._last.cancel()
+        elif self._last is None and left:
+            self._last = self._loop.call_later(LINGER_S, self.end)
 
 
 class End(asyncio.BufferedProtocol):

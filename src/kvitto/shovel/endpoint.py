@@ -72,7 +72,7 @@ class Endpoint:
                 while self._idle:
                     since, kept = self._idle.pop()
                     if loop.time() - since > IDLE_S:
-                        kept.close()
+                        kept.abort()
                         continue
                     with contextlib.suppress(_Stale):
                         return await self._exchange(kept, headers, body)
@@ -113,7 +113,7 @@ class Endpoint:
     def close(self) -> None:
         """Close the connections that are kept."""
         for _, connection in self._idle:
-            connection.close()
+            connection.abort()
         self._idle.clear()
 
 
@@ -171,12 +171,9 @@ class _Connection:
         self._used = True
         return answer
 
-    def close(self) -> None:
-        """Close a connection on which nothing is under way."""
-        self._writer.close()
-
     def abort(self) -> None:
-        """Close at once. `close` would first send the rest of the request, which a server that reads nothing never takes."""
+        """Close at once. asyncio's `close` would first send the rest of the request, and would let the server end TLS on its side, too:
+        a server that reads nothing does neither, and a loop that ends meanwhile leaves the socket open."""
         self._writer.transport.abort()
 
 
