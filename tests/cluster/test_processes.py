@@ -208,6 +208,7 @@ def test_with_two_in_sync_nothing_is_confirmed_without_a_follower(pair: Pair) ->
         # one that publishes one by one may wait for a confirm, and would be told nothing at its next publish
         wait_until(lambda: any(isinstance(event, Blocked) for event in events), what="the publisher is told")
         assert about()["followers"] == [] and about()["min_in_sync"] == 2
+        assert pair.http.get("/api/cluster")["minimum"] == 2
         syncs, thread = about()["syncs"], threading.Thread(target=publish)
         thread.start()
         try:

@@ -68,9 +68,9 @@ def shown(name: str, member: str, document: Document, seat: Seat | None, nodes: 
     }
 
 
-def alone(name: str) -> dict[str, Any]:
-    """Return what a broker of this name tells that belongs to no cluster."""
-    found = shown("", "", Document("", 0, "", (), 1), None, [])
+def alone(name: str, minimum: int) -> dict[str, Any]:
+    """Return what a broker of this name tells that belongs to no cluster. `minimum`: its --min-in-sync."""
+    found = shown("", "", Document("", 0, "", (), minimum), None, [])
     return {**found, "name": None, "id": None, "member": None, "node": name, "leads": True}
 
 

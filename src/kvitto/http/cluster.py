@@ -41,7 +41,7 @@ def needed_tenure(call: Call) -> Any:
 def cluster(call: Call) -> Response:
     tenure = tenure_of(call.api)
     if tenure is None:
-        return answer(standing.alone(call.api.node))
+        return answer(standing.alone(call.api.node, call.api.host.config.min_in_sync))
     document, seat = tenure.membership.document, tenure.seat
     name = call.api.host.config.cluster
     return answer(standing.shown(name, seat.member, document, seat, nodes(call.api)))
