@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 import kvitto as package
-from kvitto.base.config import TYPES, Config, option
+from kvitto.base.config import TYPES, Config, ConfigError, option
 from kvitto.base.environment import variable
 from kvitto.cli.main import main
-from kvitto.cli.options import add_options
+from kvitto.cli.options import add_options, config_of
 from kvitto.cli.serve import ready
 from kvitto.client import ChannelClosed, ConnectFailed, Connection
 from kvitto.server.server import Server
@@ -265,6 +265,20 @@ def test_settings_come_from_option_environment_and_file_in_this_order(
         assert found["sync"] == (True, "default") and found["limits.handshake_s"][1] == "default"
         _, _, err = server.stop()
     assert "KVITTO_DATADIR is passed over: is it KVITTO_DATA_DIR?" in err
+
+
+def test_a_mistake_names_where_the_settings_in_it_come_from(tmp_path: Path) -> None:
+    (tmp_path / "kvitto.toml").write_text("min-in-sync = 2\n")
+    for environ, given, says in (
+        ({"KVITTO_ETCD": "http://a:2379"}, [], "leads (--etcd comes from KVITTO_ETCD)"),
+        ({"KVITTO_CONFIG": str(tmp_path / "kvitto.toml")}, [], f"(--min-in-sync comes from {tmp_path}/kvitto.toml)"),
+        ({"KVITTO_ETCD_CA": "ca.pem"}, ["--etcd", "https://a"], "when this one leads"),
+    ):
+        parser = argparse.ArgumentParser(argument_default=argparse.SUPPRESS)
+        add_options(parser)
+        with pytest.raises(ConfigError) as wrong:
+            config_of(parser.parse_args(given), environ)
+        assert str(wrong.value).endswith(says)
 
 
 def test_every_option_of_serve_is_a_setting_with_a_variable_and_in_the_documents() -> None:

@@ -7,6 +7,7 @@ functions.
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 from kvitto.base import config as settings
 from kvitto.base import environment
-from kvitto.base.config import Config, option
+from kvitto.base.config import Config, ConfigError, option
 from kvitto.base.log import LEVELS
 
 VARIABLES = (
@@ -139,7 +140,20 @@ def config_of(args: argparse.Namespace, environ: Mapping[str, str]) -> Config:
     for layer, source in layers:
         values |= layer
         sources |= {name: source(name) for name in layer}
-    return Config(**values, sources=sources)
+    try:
+        return Config(**values, sources=sources)
+    except ConfigError as error:
+        raise ConfigError(f"{error}{from_elsewhere(str(error), sources)}") from None
+
+
+def from_elsewhere(text: str, sources: Mapping[str, str]) -> str:
+    """Return the end of a message that names settings: where those come from that are no options of the command line."""
+    found = [
+        f"{option(name)} comes from {source}"
+        for name, source in sources.items()
+        if source != option(name) and re.search(rf"{option(name)}(?![\w-])", text)
+    ]
+    return f" ({', '.join(found)})" if found else ""
 
 
 def port(text: str) -> int:
