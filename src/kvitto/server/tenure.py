@@ -267,7 +267,9 @@ class Tenure:
             and self._cannot_go_on_without(complaint.member)
         ):
             self.lease.gives_up = True
-            self.on_end(f"too few nodes reach this one, and node {complaint.member[:8]} is alive and may lead")
+            self.on_end(
+                f"too few nodes reach this one at {self.seat.address}, and node {complaint.member[:8]} is alive and may lead"
+            )
 
     def _cannot_go_on_without(self, member: str) -> bool:
         """Return whether nothing can be confirmed without this member, although it has had SILENT_S or more to connect."""
