@@ -42,9 +42,10 @@ def garbage_as_before() -> Iterator[None]:
     before = gc.isenabled(), gc.get_threshold(), gc.get_freeze_count()
     yield
     after = gc.isenabled(), gc.get_threshold(), gc.get_freeze_count()
-    gc.enable()
-    gc.set_threshold(*before[1])
-    gc.unfreeze()
+    if after != before:
+        gc.enable()
+        gc.set_threshold(*before[1])
+        gc.unfreeze()
     assert after == before, "the test has changed what is collected"
 
 

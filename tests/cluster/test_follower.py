@@ -629,11 +629,16 @@ def test_a_record_that_does_not_fit_is_refused(payload: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("greeting", "says"), [(b"AMQP\0\0\x09\x01", "an AMQP port"), (b"HTTP/1.1 400 ", "an HTTP port")]
+    ("greeting", "says"),
+    [
+        (b"AMQP\0\0\x09\x01", "an AMQP port"),
+        (b"HTTP/1.1 400 ", "an HTTP port"),
+        (b"\x15\3\3\0\2\2F", "a port with TLS"),
+    ],
 )
-def test_another_port_of_a_node_is_named_for_what_it_is(greeting: bytes, says: str) -> None:
+def test_another_port_of_a_node_is_named_for_what_it_is(says: str, greeting: bytes) -> None:
     pair = Pair()
-    with pytest.raises(StreamError, match=f"the greeting of {says}: the address has to be that of --followers"):
+    with pytest.raises(StreamError, match=f"{says}.* answers there: give the address of the other node's --followers"):
         list(pair.follower.feed(greeting))
 
 

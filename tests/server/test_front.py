@@ -29,7 +29,7 @@ from kvitto.server import pairing
 from kvitto.server.front import Front
 from kvitto.server.front_http import SILENT_S, OwnAnswers
 from kvitto.server.node_tls import NodeTls
-from kvitto.server.pairing import BUFFER_BYTES, End, Pair
+from kvitto.server.pairing import BUFFER_BYTES, End, Pair, Side
 from kvitto.server.passed import PassedOn
 from tests.http.api import Http
 from tests.support.certificates import Authority
@@ -252,6 +252,9 @@ class Kept:
 
     pause_reading = set_write_buffer_limits = lambda *_: None
 
+    def is_closing(self) -> bool:
+        return self.closed
+
     def close(self) -> None:
         self.closed = True
 
@@ -262,7 +265,7 @@ class Kept:
 
 @pytest.mark.parametrize("ends", ["the node", "a timer"])
 def test_a_pair_exists_until_both_sides_are_gone(ends: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever ends all pairs would leave a socket open else, above all when TLS is being ended on the other side."""
+    """Whoever ends all pairs would otherwise leave a socket open."""
     if ends == "a timer":
         monkeypatch.setattr(pairing, "LINGER_S", 0.0)
     pairs: dict[Pair, None] = {}
@@ -279,6 +282,47 @@ def test_a_pair_exists_until_both_sides_are_gone(ends: str, monkeypatch: pytest.
         while pairs:
             await asyncio.sleep(0)
         assert pair.client.lost
+
+    asyncio.run(asyncio.wait_for(main(), TIMEOUT_S))
+
+
+@pytest.mark.parametrize("ends", ["the node", "a timer"])
+def test_tls_that_a_silent_leader_does_not_end_is_ended(
+    ends: str, nodes: NodeTls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """asyncio waits for the leader's own end of TLS. Told twice to close, it would not even abort any more."""
+    if ends == "a timer":
+        monkeypatch.setattr(pairing, "LINGER_S", 0.0)
+    pairs: dict[Pair, None] = {}
+
+    async def main() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            ours = socket.create_connection(listening.getsockname())
+            theirs, _ = listening.accept()
+        node, client = socket.socketpair()
+        for sock in (ours, node):
+            sock.setblocking(False)
+        loop = asyncio.get_running_loop()
+        shaken = loop.run_in_executor(None, lambda: nodes.leading.wrap_socket(theirs, server_side=True))
+        pair = Pair(pairs, memoryview(bytearray(BUFFER_BYTES)))
+        await pair.reach(Side(ours, nodes.following, "127.0.0.1"))
+        await pair.begin(Side(node))
+        leader = await shaken
+        if ends == "the node":
+            client.shutdown(socket.SHUT_WR)
+            while not pair.leader.transport.is_closing():
+                await asyncio.sleep(0)
+        pair.client.transport.abort()  # as a reset does
+        while not pair.client.lost:
+            await asyncio.sleep(0)
+        if ends == "the node":
+            assert pair in pairs
+            pair.end()
+        while pairs:
+            await asyncio.sleep(0)
+        assert ours.fileno() == -1
+        leader.close()
+        client.close()
 
     asyncio.run(asyncio.wait_for(main(), TIMEOUT_S))
 

@@ -110,5 +110,9 @@ def test_the_configuration_may_name_one_or_several(tmp_path: Path) -> None:
             read(file)
     file.write_text('etcd = ["http://a:2379", "http://b:2379"]\n')
     assert read(file)["etcd"] == "http://a:2379,http://b:2379"
+    for wrong in ("[]", '[""]', '["http://a, http://b"]'):
+        file.write_text(f"etcd = {wrong}\n")
+        with pytest.raises(ConfigError, match="etcd must be an address"):
+            read(file)
     with pytest.raises(ConfigError, match="--host is empty"):
         Config(more_hosts=("",))

@@ -249,6 +249,11 @@ def password_in(file: Path, option: str) -> str:
     return password
 
 
+def addresses(texts: list[str]) -> bool:
+    """Return whether each of these texts may be an address. An empty one means something else, and so do two in one text."""
+    return all(text and "," not in text for text in texts)
+
+
 def option(name: str) -> str:
     """Return the name of a setting on the command line."""
     return f"--{name.replace('_', '-')}"
@@ -405,7 +410,7 @@ def checked(path: Path | str, key: str, value: object) -> tuple[str, Any]:
     if name == "http_port" and value == OFF:
         return name, None
     if isinstance(value, list):
-        if not value or not all(isinstance(each, str) for each in value):
+        if not value or not all(isinstance(each, str) for each in value) or (name == "etcd" and not addresses(value)):
             raise ConfigError(f"{path}: {key} must be an address, or a list of addresses, not {value!r}")
         return name, ",".join(value) if name == "etcd" else tuple(value)
     if name in READ and isinstance(value, str):

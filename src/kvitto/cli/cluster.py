@@ -145,12 +145,12 @@ def begin(args: argparse.Namespace, register: Etcd) -> None:
         write_member(disk, member)  # before the document, which would name somebody who is not there
         try:
             made = register.create(document)
-        except Unanswered:
+        except Unanswered as error:
             found = register.read().document
             if found is None:
                 raise Refused(
-                    f"etcd did not answer in time, and may still make the cluster: look with `kvitto cluster status`; if it is not "
-                    f"there after a minute, `kvitto cluster force --data-dir {args.data_dir}` makes it"
+                    f"{error}; the cluster may still be made: look with `kvitto cluster status`; if it is not there after a minute, "
+                    f"`kvitto cluster force --data-dir {args.data_dir}` makes it"
                 ) from None
             made = found == document
         if not made:

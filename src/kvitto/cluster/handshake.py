@@ -28,8 +28,12 @@ REASON_MAX = 500
 """The most characters of a reason that the other side gives."""
 MESSAGE_BYTES_MAX = 1 << 16
 LENGTH_BYTES = 4
-STRANGERS = {b"AMQP": "an AMQP port", b"HTTP": "an HTTP port"}
-"""With which four bytes other listeners answer what they do not understand."""
+STRANGERS = {
+    b"AMQP": "an AMQP port",
+    b"HTTP": "an HTTP port",
+    **{bytes((21, 3, minor, 0)): "a port with TLS of its own" for minor in range(1, 4)},
+}
+"""The first four bytes of what other listeners answer: AMQP's header, a line of HTTP, an alert of TLS."""
 NONCE_BYTES = 32
 KEY_BYTES_MIN, KEY_BYTES_MAX = 16, 4096
 LEADER, FOLLOWER = b"leader", b"follower"
@@ -81,11 +85,9 @@ def message(**fields: Any) -> bytes:
 
 
 def length_of(head: bytes) -> int:
-    """Return the length of the message that begins with these bytes. Raise StreamError if it is too long."""
+    """Return the length of the message that begins with these bytes. Raise StreamError if it is too long, or no message at all."""
     if head in STRANGERS:
-        raise StreamError(
-            f"the greeting of {STRANGERS[head]}: the address has to be that of --followers of the other node"
-        )
+        raise StreamError(f"{STRANGERS[head]} answers there: give the address of the other node's --followers")
     length = int.from_bytes(head, "little")
     if length > MESSAGE_BYTES_MAX:
         raise StreamError(f"a message of {length} bytes")

@@ -104,7 +104,7 @@ class Stale(Exception):
 
 
 class Full(Unanswered):
-    """etcd has no space left. It carries nothing out that writes until an operator has made room."""
+    """etcd has no space left. The call that has used the last of it may have been carried out all the same."""
 
 
 class TooLarge(NotAllowed):
@@ -269,17 +269,16 @@ class Etcd:
                 why = str(error)
                 denied = why if error.denied else denied
                 self._last(endpoint)
-            except Full as error:
-                full = error  # so do the other members of this etcd, but one of them may know by now that there is room again
             except (OSError, http.client.HTTPException, ValueError, Unanswered) as error:
                 why, denied = f"{_where(endpoint)}: {error or type(error).__name__}", ""
+                full = error if isinstance(error, Full) else full
                 self._last(endpoint)
                 if not again:
                     break
-        if denied:
-            raise NotAllowed(denied)
         if full is not None:
             raise full
+        if denied:
+            raise NotAllowed(denied)
         raise Unanswered(f"etcd does not answer: {why or 'no time left'}")
 
     def _asked(self, endpoint: Endpoint, path: str, body: dict[str, Any], deadline: float) -> dict[str, Any]:
@@ -413,7 +412,8 @@ class Etcd:
             raise RegisterError(f"etcd at {where} refuses: {text}")
         if NO_SPACE in text:
             raise Full(
-                f"etcd at {where} has no space left: `etcdctl compact`, `etcdctl defrag` and `etcdctl alarm disarm`"
+                f"etcd at {where} has no space left: make room with `etcdctl compact REVISION`, `etcdctl defrag` and "
+                "`etcdctl alarm disarm`"
             )
         raise Unanswered(text)
 

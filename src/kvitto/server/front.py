@@ -156,7 +156,8 @@ class Front:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            self._leave_others(None)
+            for pair in list(self._pairs):
+                pair.end()
             await asyncio.sleep(0)  # the transports close their sockets in the next round
 
     async def _listen(self, service: str, hosts: tuple[str, ...], port: int) -> None:
@@ -188,8 +189,9 @@ class Front:
             log.error("a connection cannot be passed on", exc_info=error)
 
     def _leave_others(self, seat: Seat | None) -> None:
+        """End what is passed on to another leader. What one has said last may still be on its way to a client that reads slowly."""
         for pair in list(self._pairs):
-            if pair.about != seat:
+            if pair.about != seat and not pair.over:
                 pair.end()
 
     # -- one connection --------------------------------------------------------------------------------------------

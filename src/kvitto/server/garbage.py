@@ -48,8 +48,7 @@ report it for up to a second.
 
 @contextmanager
 def put_off() -> Iterator[None]:
-    """Collect nothing within this, or until `spare_the_loop` is called. What a start makes stays, and clients wait for it behind an
-    election."""
+    """Collect nothing until this ends or `spare_the_loop` is called. What a start makes stays, and clients may be waiting for it."""
     gc.disable()
     try:
         yield

@@ -49,15 +49,16 @@ class Pair:
     """
 
     def __init__(self, pairs: dict[Pair, None], box: memoryview, about: object = None, answered: bool = False) -> None:
-        """`pairs`: all that exist; this one is among them until it has ended. `box`: memory for BUFFER_BYTES, which all connections share.
-        `about`: a value of the owner of `pairs`. `answered`: the leader may still answer when the client sends nothing more."""
+        """`pairs`: all that exist; this one is among them until both ends are gone. `about`: a value of their owner. `box`: memory for
+        BUFFER_BYTES, which all connections share. `answered`: the leader may still answer when the client sends nothing more."""
         self.about = about
         self._pairs = pairs
         self._answered = answered
         self._loop = asyncio.get_running_loop()
         self._last: asyncio.TimerHandle | None = None
         self._looking: dict[End, asyncio.TimerHandle] = {}
-        self._over = False
+        self.over = False
+        """Whether one of the connections is gone, or was ended."""
         self.latest: End | None = None
         """The end that has sent bytes last. If that is the client, the leader may owe it an answer."""
         self.client, self.leader = End(self, box), End(self, box)
@@ -74,7 +75,7 @@ class Pair:
         Raises OSError if a handshake fails.
         """
         await self._connect(self.client, client)
-        if self._over:
+        if self.over:
             self.end()
         elif first:
             self.latest = self.client
@@ -103,13 +104,13 @@ class Pair:
     def ended(self, end: End) -> None:
         """One side sends nothing more: tell the other side so, behind the bytes that are left."""
         if end.other.eof:
-            self.client.transport.close()
-            self.leader.transport.close()
+            self.client.close()
+            self.leader.close()
             return
         if not end.other.encrypted:
             end.other.transport.write_eof()
         elif not (self._answered and self.latest is self.client):  # with asyncio's TLS no side can end alone
-            end.other.transport.close()
+            end.other.close()
         if end is self.leader or end.other.encrypted:
             self._last = self._loop.call_later(LINGER_S, self.end)
 
@@ -133,7 +134,7 @@ class Pair:
         self._looking[end] = self._loop.call_later(LOOK_S, self._look, end, gone_s)
 
     def end(self) -> None:
-        self._over = True
+        self.over = True
         for end in (self.client, self.leader):
             if end.made:
                 end.transport.abort()
@@ -143,12 +144,12 @@ class Pair:
 
         Until then the pair exists: whoever ends all pairs ends this one, too.
         """
-        self._over = True
+        self.over = True
         for looking in self._looking.values():
             looking.cancel()
         left = [end for end in (self.client, self.leader) if end.made and not end.lost]
         for end in left:
-            end.transport.close() if end.other.eof else end.transport.abort()
+            end.close() if end.other.eof else end.transport.abort()
         if not left:
             self._pairs.pop(self, None)
         if self._last is not None and not left:
@@ -173,6 +174,11 @@ class End(asyncio.BufferedProtocol):
         self.transport.pause_reading()  # until there is the other one
         # asyncio's TLS takes a limit of nothing for one that is reached already
         self.transport.set_write_buffer_limits(BUFFER_BYTES if self.encrypted else 0, 0)
+
+    def close(self) -> None:
+        """End the connection behind what is left. asyncio's TLS, closed twice, forgets its socket, which nobody could end any more then."""
+        if not self.transport.is_closing():
+            self.transport.close()
 
     def go(self) -> None:
         if not self.lost and not self.other.lost:
