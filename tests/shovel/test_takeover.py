@@ -38,6 +38,8 @@ class Relay:
         self.done = asyncio.Event()
         """Whether the broker has ended a connection whose client has died, behind all that came from it."""
         self.port = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        """asyncio itself does not keep tasks: one whose client has died could be collected before it is done."""
 
     @contextlib.asynccontextmanager
     async def __call__(self) -> AsyncIterator[Relay]:
@@ -47,6 +49,9 @@ class Relay:
             yield self
         finally:
             server.close()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def hold(self) -> None:
         self._free.clear()
@@ -55,8 +60,12 @@ class Relay:
         self._free.set()
 
     async def _serve(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
         server, to_server = await asyncio.open_connection("127.0.0.1", self._port)
         answers = asyncio.create_task(self._answer(server, to_client))
+        self._tasks.add(answers)
         try:
             with contextlib.suppress(OSError):
                 while data := await client.read(1 << 16):
