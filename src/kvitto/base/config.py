@@ -250,7 +250,7 @@ def password_in(file: Path, option: str) -> str:
 
 
 def addresses(texts: list[str]) -> bool:
-    """Return whether each of these texts may be an address. An empty one means something else, and so do two in one text."""
+    """Return whether each of these texts may be one address. An empty text would mean no address, and a comma separates two."""
     return all(text and "," not in text for text in texts)
 
 

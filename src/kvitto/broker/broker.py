@@ -55,7 +55,7 @@ LOOKED_AT_FIRST = 32
 LOOKED_AT_ONCE = 4
 """At least this many of the other queues look at their first message at a time. Each of them may have to read 256 KiB from the disk."""
 LOOK_MS = 5
-"""The pause between two such looks, in milliseconds. Clients are served meanwhile."""
+"""The pause between two such groups of queues, in milliseconds. Clients are served meanwhile."""
 LOOKS_MAX = 2000
 """The most looks behind a start. With many queues more of them look at a time."""
 

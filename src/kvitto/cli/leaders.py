@@ -35,7 +35,7 @@ class LastLeader:
         promised that just before its end."""
 
     def is_at(self, seat: Seat) -> bool:
-        """Return whether this seat is that of the process which has last sent something."""
+        """Return whether the process in this seat is the leader that last sent something."""
         return self.seat is not None and self.seat.process == seat.process
 
     def heard(self, seat: Seat) -> None:

@@ -147,7 +147,7 @@ def config_of(args: argparse.Namespace, environ: Mapping[str, str]) -> Config:
 
 
 def from_elsewhere(text: str, sources: Mapping[str, str]) -> str:
-    """Return the end of a message that names settings: where those come from that are no options of the command line."""
+    """Return the end of a message about settings: which of them come from a file or the environment."""
     found = [
         f"{option(name)} comes from {source}"
         for name, source in sources.items()

@@ -1,4 +1,4 @@
-"""The directories `replaced/EPOCH-TIME/`: files that were moved there since a leader lacked them, or had other bytes (docs/cluster.md)."""
+"""The directories `replaced/EPOCH-TIME/`: files moved there because a leader lacked them, or had other bytes (docs/cluster.md)."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ def transfer(call: Call) -> Response:
 
 
 def remove(call: Call) -> Response:
-    """Forget a node that is away. If it comes back all the same, it is taken like any other node."""
+    """Forget a node that is away. If it comes back all the same, it is accepted like any other node."""
     tenure = needed_tenure(call)
     followers, wanted = call.api.host.followers, fields.text(call.request.json(), "node")
     if wanted in names_of(me := tenure.membership.member):

@@ -72,7 +72,7 @@ class Connection:
         self.direct: Direct | None = None
         """What sends and receives if the poller serves it."""
         self.received_at = 0.0
-        """The time of the monotonic clock at which something has come from the follower last, 0 if nothing has."""
+        """The time by the monotonic clock at which the follower last sent something, 0 if it has sent nothing."""
         self.since_ms = 0
         """The time at which the link has got into its state, 0 if that has not been noted yet."""
 

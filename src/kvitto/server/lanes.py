@@ -23,7 +23,7 @@ class Lanes:
         self._threads = ThreadPoolExecutor(LANES - 1, "kvitto-sync")  # they begin when they are needed
 
     def sync(self, disk: Disk, files: Sequence[File], directories: Sequence[str]) -> None:
-        """Sync all of these, in any order. Raises the first SyncError when every sync has ended."""
+        """Sync all of these files and directories, in any order. Raises the first SyncError when every sync has ended."""
         syncs = [file.sync for file in files] + [partial(disk.sync_dir, directory) for directory in directories]
         if len(syncs) <= FEW:
             run(syncs)

@@ -150,12 +150,12 @@ class Pair:
         left = [end for end in (self.client, self.leader) if end.made and not end.lost]
         for end in left:
             end.close() if end.other.eof else end.transport.abort()
-        if not left:
-            self._pairs.pop(self, None)
-        if self._last is not None and not left:
+        if left:
+            self._last = self._last or self._loop.call_later(LINGER_S, self.end)
+            return
+        self._pairs.pop(self, None)
+        if self._last is not None:
             self._last.cancel()
-        elif self._last is None and left:
-            self._last = self._loop.call_later(LINGER_S, self.end)
 
 
 class End(asyncio.BufferedProtocol):

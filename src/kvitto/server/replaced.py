@@ -43,7 +43,7 @@ class Replaced:
     def _remove(self, found: Sequence[str], why: str) -> None:
         if not found:
             return
-        # A thread does it, because a file system needs about 10 ms to free 64 MiB.
+        # A thread removes them, because a file system needs about 10 ms to free 64 MiB.
         self._thread = threading.Thread(target=self._run, args=(found, why), name="kvitto-replaced", daemon=True)
         try:
             self._thread.start()
