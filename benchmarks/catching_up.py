@@ -6,11 +6,13 @@ Nodes and an etcd run on this machine, so all directories are on one disk, unles
 node that catches up. `--gb` of durable messages of 100 KB wait in `--queues` queues. A follower is killed, and started with an empty
 directory. Its rate is compared with that of a plain copy of the leader's directory to the same disk as the follower's, each file synced. A
 probe publishes one message after the other to the leader: its 99th percentile when nothing else happens, while the plain copy is made,
-which shows what the disk alone does to it, and while the node catches up.
+which shows what the disk alone does to it, while the node catches up, and at last while two programs only copy memory, and take as much of
+the processors as the leader and that node have taken: what the nodes of a cluster on machines of their own do not take from each other.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
 import statistics
@@ -20,6 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.failover import Probe, fill, parser_for, whole
+from benchmarks.proc import cpu_s
 from kvitto.base.table import table
 from kvitto.server.etcd import Etcd
 from kvitto.torture.cluster import KvittoCluster
@@ -27,6 +30,8 @@ from kvitto.torture.cluster import KvittoCluster
 PLACE = Path(__file__).resolve().parent.parent / "build" / "bench" / "catching-up"
 QUIET_S = 15.0
 COPY_BYTES = 1 << 20
+BUSY_S = 0.001
+SHARE_MAX = 0.95
 
 
 def copy(source: Path, target: Path) -> int:
@@ -42,6 +47,18 @@ def copy(source: Path, target: Path) -> int:
                 os.fdatasync(written.fileno())
                 total += written.tell()
     return total
+
+
+def compute(share: float) -> None:
+    """Copy memory for this part of the time, without end."""
+    memory = bytearray(64 * COPY_BYTES)
+    view, half = memoryview(memory), len(memory) // 2
+    while True:
+        for at in range(0, half, COPY_BYTES):
+            began = time.monotonic()
+            while time.monotonic() < began + BUSY_S:
+                view[at : at + COPY_BYTES] = view[half + at : half + at + COPY_BYTES]
+            time.sleep(BUSY_S * (1 - share) / share)
 
 
 def p99_ms(taken: Sequence[float]) -> str:
@@ -79,11 +96,24 @@ def main(arguments: Sequence[str]) -> int:
         shutil.rmtree(there / "copy")
         time.sleep(QUIET_S)
         probe.taken = []
-        began = time.monotonic()
+        began, used_s = time.monotonic(), cpu_s(cluster.leader.pid)
         node.begin()
         whole(register, options.nodes)
         caught_up_s = time.monotonic() - began
         catching_up = probe.taken
+        shares = [(cpu_s(cluster.leader.pid) - used_s) / caught_up_s, cpu_s(node.pid) / caught_up_s]
+        time.sleep(QUIET_S)
+        spawn = multiprocessing.get_context("spawn")
+        programs = [spawn.Process(target=compute, args=(min(share, SHARE_MAX),), daemon=True) for share in shares]
+        for program in programs:
+            program.start()
+        time.sleep(1)
+        probe.taken = []
+        time.sleep(QUIET_S)
+        computing = probe.taken
+        for program in programs:
+            program.kill()
+            program.join()
     finally:
         if probe is not None:
             probe.end()
@@ -94,6 +124,7 @@ def main(arguments: Sequence[str]) -> int:
         ("nothing", "", "", p99_ms(quiet)),
         ("a plain copy", f"{copied_s:.1f} s", f"{size / copied_s / 1e6:.0f} MB/s", p99_ms(copying)),
         ("catching up", f"{caught_up_s:.1f} s", f"{size / caught_up_s / 1e6:.0f} MB/s", p99_ms(catching_up)),
+        (f"{shares[0]:.2f} and {shares[1]:.2f} cores used, no copy", "", "", p99_ms(computing)),
     ]
     print(table((f"{size / 1e9:.1f} GB", "time", "rate", "p99 of a confirm"), rows))
     return 0

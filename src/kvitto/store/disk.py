@@ -220,6 +220,13 @@ def fail(action: str, path: str, error: OSError) -> NoReturn:
     raise StoreError(text) from error
 
 
+def read_exactly(file: File) -> None:
+    """Have the system read no more of an open file than it is asked for, where it can."""
+    fd = file.fileno()
+    if fd >= 0 and hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+
+
 def datasync(fd: int) -> None:
     """Make the contents of a file durable, and of its metadata only what is needed to read them. Raises OSError if that fails."""
     if _FULL_SYNC:

@@ -34,7 +34,7 @@ from kvitto.format.layouts import (
 )
 from kvitto.store import inventory, paths, slot
 from kvitto.store.batch import BatchHeader
-from kvitto.store.disk import Disk, File
+from kvitto.store.disk import Disk, File, read_exactly
 from kvitto.store.inventory import Sizes
 from kvitto.store.line import DIGITS, is_whole, owned
 from kvitto.store.segment import FOOTER_LEAST, HEADER, footer_length, footer_position, foreign, header_is_valid, salts
@@ -91,9 +91,7 @@ class Source:
         self.may_pass_cache = True
         """Whether such a file is read from the device even where the system's cache has it."""
         self._file = file
-        fd = file.fileno()
-        if fd >= 0 and hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # what is read ahead would stay in the cache
+        read_exactly(file)  # what is read ahead would stay in the cache
 
     def load(self, at: int, n: int) -> int:
         """Have `n` bytes from `at` on in `data`, or all up to the end of the file. Returns how many bytes were read."""
