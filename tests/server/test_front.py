@@ -327,6 +327,40 @@ def test_tls_that_a_silent_leader_does_not_end_is_ended(
     asyncio.run(asyncio.wait_for(main(), TIMEOUT_S))
 
 
+def test_a_handshake_that_is_given_up_disturbs_no_other_connection(
+    nodes: NodeTls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next connection gets the number of the socket, which asyncio must not know any more when the handshake would have failed."""
+    monkeypatch.setattr("kvitto.server.pairing.HANDSHAKE_S", 0.01)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        ours, silent = socket.socketpair()
+        number = ours.fileno()
+        pair = Pair({}, memoryview(bytearray(BUFFER_BYTES)))
+        reaching = loop.create_task(pair.reach(Side(ours, nodes.following, "127.0.0.1")))
+        silent.setblocking(False)
+        assert await loop.sock_recv(silent, 1)  # the handshake has begun
+        reaching.cancel()
+        await asyncio.gather(reaching, return_exceptions=True)
+        while ours.fileno() >= 0:
+            await asyncio.sleep(0)
+        one, other = socket.socketpair()
+        assert number in (one.fileno(), other.fileno())
+        if other.fileno() == number:
+            one, other = other, one
+        reader, writer = await asyncio.open_connection(sock=one)
+        await asyncio.sleep(0.1)  # timers run in order, so that of the handshake would have run
+        other.sendall(b"a")
+        assert await asyncio.wait_for(reader.read(1), 10) == b"a"
+        writer.close()
+        await writer.wait_closed()
+        other.close()
+        silent.close()
+
+    asyncio.run(main())
+
+
 def test_when_the_leader_resets_a_connection_its_client_is_closed(either: World) -> None:
     client, taken = either.pair()
     taken.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")

@@ -84,6 +84,7 @@ class Pair:
         self.leader.go()
 
     async def _connect(self, end: End, side: Side) -> None:
+        transport: asyncio.BaseTransport | None = None
         try:
             if side.sock.family != socket.AF_UNIX:
                 without_delay(side.sock)
@@ -94,11 +95,15 @@ class Pair:
             done: asyncio.Future[None] = self._loop.create_future()
             host = side.host or None
             tls = Encryption(self._loop, end, side.tls, done, not host, host, ssl_handshake_timeout=HANDSHAKE_S)
-            await self._loop.connect_accepted_socket(lambda: tls, side.sock)
+            transport, _ = await self._loop.connect_accepted_socket(lambda: tls, side.sock)
             await done
         except BaseException:
             self.lost()
-            side.sock.close()
+            if isinstance(transport, asyncio.Transport):
+                # asyncio would end a handshake later by the number of the socket, which another connection may have by then
+                transport.abort()
+            else:
+                side.sock.close()
             raise
 
     def ended(self, end: End) -> None:
