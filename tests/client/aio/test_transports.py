@@ -41,7 +41,10 @@ async def test_tls_is_verified_and_carries_everything(kvitto_broker: HasUrl, tmp
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(pair.cert, pair.key)
 
+    held: list[asyncio.Task[None] | None] = []  # asyncio itself does not keep the tasks of a server
+
     async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        held.append(asyncio.current_task())
         back, forth = await asyncio.open_connection("127.0.0.1", kvitto_broker.port)
         await asyncio.gather(copy(reader, forth), copy(back, writer), return_exceptions=True)
 
