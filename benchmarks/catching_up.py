@@ -6,8 +6,8 @@ Nodes and an etcd run on this machine, so all directories are on one disk, unles
 node that catches up. `--gb` of durable messages of 100 KB wait in `--queues` queues. A follower is killed, and started with an empty
 directory. Its rate is compared with that of a plain copy of the leader's directory to the same disk as the follower's, each file synced. A
 probe publishes one message after the other to the leader: its 99th percentile when nothing else happens, while the plain copy is made,
-which shows what the disk alone does to it, while the node catches up, and at last while two programs only copy memory, and take as much of
-the processors as the leader and that node have taken: what the nodes of a cluster on machines of their own do not take from each other.
+which shows what the disk alone does to it, and while the node catches up. The last row shows what the processors alone do to it: two
+programs copy memory, and use as many cores as the leader and the node have used. Nodes on machines of their own do not share processors.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ PLACE = Path(__file__).resolve().parent.parent / "build" / "bench" / "catching-u
 QUIET_S = 15.0
 COPY_BYTES = 1 << 20
 BUSY_S = 0.001
-SHARE_MAX = 0.95
+"""A program that copies memory does so for this time, and then sleeps."""
+SHARE_LEAST, SHARE_MOST = 0.01, 0.95
+"""The smallest and the largest part of the time for which such a program can copy."""
 
 
 def copy(source: Path, target: Path) -> int:
@@ -104,7 +106,10 @@ def main(arguments: Sequence[str]) -> int:
         shares = [(cpu_s(cluster.leader.pid) - used_s) / caught_up_s, cpu_s(node.pid) / caught_up_s]
         time.sleep(QUIET_S)
         spawn = multiprocessing.get_context("spawn")
-        programs = [spawn.Process(target=compute, args=(min(share, SHARE_MAX),), daemon=True) for share in shares]
+        programs = [
+            spawn.Process(target=compute, args=(max(SHARE_LEAST, min(share, SHARE_MOST)),), daemon=True)
+            for share in shares
+        ]
         for program in programs:
             program.start()
         time.sleep(1)
@@ -124,7 +129,7 @@ def main(arguments: Sequence[str]) -> int:
         ("nothing", "", "", p99_ms(quiet)),
         ("a plain copy", f"{copied_s:.1f} s", f"{size / copied_s / 1e6:.0f} MB/s", p99_ms(copying)),
         ("catching up", f"{caught_up_s:.1f} s", f"{size / caught_up_s / 1e6:.0f} MB/s", p99_ms(catching_up)),
-        (f"{shares[0]:.2f} and {shares[1]:.2f} cores used, no copy", "", "", p99_ms(computing)),
+        (f"copying memory on {shares[0]:.2f} and {shares[1]:.2f} cores", "", "", p99_ms(computing)),
     ]
     print(table((f"{size / 1e9:.1f} GB", "time", "rate", "p99 of a confirm"), rows))
     return 0

@@ -1,4 +1,4 @@
-"""The directories `replaced/EPOCH-TIME/`: files moved there because a leader lacked them, or had other bytes (docs/cluster.md)."""
+"""The directories `replaced/EPOCH-TIME/`, which have the files that a leader lacked, or had with other bytes (docs/cluster.md)."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ from kvitto.cluster.records import (
 from kvitto.cluster.ring import Ring
 from kvitto.cluster.tapping import TapDisk
 from kvitto.cluster.tree import Node
-from kvitto.store.disk import read_exactly
+from kvitto.store.disk import without_read_ahead
 from kvitto.store.scrub import Damage, look_at
 
 STEP_BYTES = 256 << 10
@@ -147,9 +147,7 @@ def read(disk: TapDisk, path: str, at: int, size: int) -> bytes:
     """Read from a file of the leader. Raises StoreError."""
     file = disk.inner.open(path)
     try:
-        read_exactly(
-            file
-        )  # the system may read MiB ahead otherwise, and syncs of publishers' messages would wait for all of them
+        without_read_ahead(file)  # the system may read some MiB ahead, and syncs would wait for all of them
         return file.read_at(at, size)
     finally:
         file.close()

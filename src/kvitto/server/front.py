@@ -189,7 +189,7 @@ class Front:
             log.error("a connection cannot be passed on", exc_info=error)
 
     def _leave_others(self, seat: Seat | None) -> None:
-        """End the connections to other leaders. Those that end already go on: a slow client may still have to read the last bytes."""
+        """End the connections to other leaders. Those that are ending already are left alone: a slow client may have bytes to read."""
         for pair in list(self._pairs):
             if pair.about != seat and not pair.over:
                 pair.end()

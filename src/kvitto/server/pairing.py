@@ -84,7 +84,7 @@ class Pair:
         self.leader.go()
 
     async def _connect(self, end: End, side: Side) -> None:
-        transport: asyncio.BaseTransport | None = None
+        transport: asyncio.Transport | None = None
         try:
             if side.sock.family != socket.AF_UNIX:
                 without_delay(side.sock)
@@ -99,11 +99,11 @@ class Pair:
             await done
         except BaseException:
             self.lost()
-            if isinstance(transport, asyncio.Transport):
-                # asyncio would end a handshake later by the number of the socket, which another connection may have by then
-                transport.abort()
-            else:
+            if transport is None:
                 side.sock.close()
+            else:
+                # With only the socket closed, asyncio's timer would later stop the reading of whichever connection has its number by then.
+                transport.abort()
             raise
 
     def ended(self, end: End) -> None:

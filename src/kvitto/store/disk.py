@@ -220,8 +220,8 @@ def fail(action: str, path: str, error: OSError) -> NoReturn:
     raise StoreError(text) from error
 
 
-def read_exactly(file: File) -> None:
-    """Have the system read no more of an open file than it is asked for, where it can."""
+def without_read_ahead(file: File) -> None:
+    """Tell the system to read nothing of an open file ahead of what is asked for, where it can be told."""
     fd = file.fileno()
     if fd >= 0 and hasattr(os, "posix_fadvise"):
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)

@@ -34,7 +34,7 @@ from kvitto.format.layouts import (
 )
 from kvitto.store import inventory, paths, slot
 from kvitto.store.batch import BatchHeader
-from kvitto.store.disk import Disk, File, read_exactly
+from kvitto.store.disk import Disk, File, without_read_ahead
 from kvitto.store.inventory import Sizes
 from kvitto.store.line import DIGITS, is_whole, owned
 from kvitto.store.segment import FOOTER_LEAST, HEADER, footer_length, footer_position, foreign, header_is_valid, salts
@@ -91,7 +91,7 @@ class Source:
         self.may_pass_cache = True
         """Whether such a file is read from the device even where the system's cache has it."""
         self._file = file
-        read_exactly(file)  # what is read ahead would stay in the cache
+        without_read_ahead(file)  # what is read ahead would stay in the cache
 
     def load(self, at: int, n: int) -> int:
         """Have `n` bytes from `at` on in `data`, or all up to the end of the file. Returns how many bytes were read."""
