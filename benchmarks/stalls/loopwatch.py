@@ -61,11 +61,8 @@ def watch_peers(kind: Any, timed: Any) -> None:
     def watch(self: Any, fd: int, served: Any, before: int, events: int) -> None:
         watch_untimed(self, fd, Timed(served), before, events)
 
-    def set_turn(self: Any, turn: Any) -> None:
-        self.timed_turn = functools.partial(timed, turn, turn)
-
-    kind.watch = watch
-    kind.turn = property(lambda self: self.timed_turn, set_turn)
+    turn = kind.turn
+    kind.turn = property(turn.fget, lambda self, action: turn.fset(self, functools.partial(timed, action, action)))
 
 
 class Watch:

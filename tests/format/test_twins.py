@@ -8,17 +8,18 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvitto.format import batch_head, entry, settlement
+from kvitto.format import batch_head, entry, prefix, settlement, slot_sizes
 from kvitto.format.entry import EXPIRES, TTL_MAX
-from kvitto.format.layouts import BATCH, BATCH_MAGIC, ENTRY, SETTLEMENT
+from kvitto.format.layouts import BATCH, BATCH_MAGIC, BLOCK, BLOCK_MAGIC, ENTRY, PREFIX, SETTLEMENT
 from kvitto.store.batch import Batch
-from kvitto.store.settlements import Settlements
+from kvitto.store.settlements import Settlements, block
 
 FOLDER = Path(__file__).resolve().parents[2] / "src" / "kvitto" / "format"
-MODULES = [batch_head, entry, settlement]
+MODULES = [batch_head, entry, prefix, settlement, slot_sizes]
 NUMBER = re.compile(r"^    ([A-Z_]+) = (\w+)", re.MULTILINE)
 FUNCTION = re.compile(r"^cdef inline [\w ]+?(\w+)\((.*)\) noexcept nogil:$", re.MULTILINE)
 U32 = (1 << 32) - 1
@@ -38,7 +39,9 @@ messages = st.lists(
 def known(module: ModuleType) -> dict[str, int]:
     """The numbers that a module, or the layout that it writes, gives to these names."""
     numbers = {f"{name.upper()}_AT": at for name, at in BATCH.at.items()} if module is batch_head else {}
-    return numbers | {"MAGIC": int.from_bytes(BATCH_MAGIC, "little")} | vars(module)
+    numbers |= {f"BLOCK_{name.upper()}_AT": at for name, at in BLOCK.at.items()}
+    magics = {"MAGIC": BATCH_MAGIC, "BLOCK_MAGIC": BLOCK_MAGIC}
+    return numbers | vars(module) | {name: int.from_bytes(magic, "little") for name, magic in magics.items()}
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
@@ -101,3 +104,31 @@ def test_settlements_are_written_as_their_layout_says(offset: int, count: int, o
         assert settlement.outcome_of(said.word) == outcome
         at += settlement.count_of(said.word)
     assert at == offset + count
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 1 << 60), st.integers(0, U32)), max_size=600),
+    st.integers(0, 1 << 45),
+    st.integers(0, 1 << 62),
+    st.integers(0, 1 << 40),
+)
+def test_a_block_of_settlements_is_written_as_its_layouts_say(
+    contents: list[tuple[int, int]], time_ms: int, mark: int, durable: int
+) -> None:
+    """Blocks of few entries are made in another way than those of many."""
+    pending = Settlements()
+    for offset, deliveries in contents:
+        pending.add(offset, 1, settlement.ACKED, deliveries)
+    entries = bytes(pending.entries.view())
+    whole = b"".join(map(bytes, block(pending.entries, time_ms, mark, durable)))
+    assert whole.endswith(entries) and len(whole) == BLOCK.size + len(entries)
+    said = BLOCK.read(whole)
+    assert said == (
+        BLOCK_MAGIC,
+        len(whole),
+        xxhash.xxh3_64_intdigest(whole[PREFIX.size :]),
+        time_ms,
+        mark,
+        len(entries) // SETTLEMENT.size,
+        min(durable, U32),
+    )

@@ -14,6 +14,7 @@ from selectors import EVENT_READ
 import pytest
 
 import kvitto
+from kvitto.base import ticks
 from kvitto.protocol.connection import HEARTBEAT
 from kvitto.protocol.states import CLOSED
 from kvitto.server.pacing import Pacing
@@ -141,7 +142,7 @@ def test_a_peer_that_raises_takes_no_turn_from_the_others() -> None:
     """Nothing but an error of ours or a want of memory does: what asks for a turn afterwards has to schedule it again."""
     poller = Poller()
     turns: list[bool] = []
-    poller.turn = lambda: turns.append(poller.serving)
+    poller.turn = lambda: turns.append(poller.rounds.serving)
     ours, theirs = socket.socketpair()
 
     class Broken(Served):
@@ -154,7 +155,20 @@ def test_a_peer_that_raises_takes_no_turn_from_the_others() -> None:
         with pytest.raises(MemoryError):
             poller.select(1)
         poller.watch(ours.fileno(), Broken(), EVENT_READ, 0)
-    assert turns == [False] and not poller.serving
+    assert turns == [False] and not poller.rounds.serving
+    poller.close()
+
+
+@pytest.mark.parametrize("timeout", [None, 60.0])
+def test_a_round_ends_when_something_is_due(timeout: float | None) -> None:
+    """It is not early, and what it asks for is done behind it, as with input of peers."""
+    poller, rounds = Poller(), list[bool]()
+    poller.rounds.on_due = lambda: rounds.append(poller.rounds.serving)
+    poller.turn = lambda: rounds.append(poller.rounds.serving)
+    poller.rounds.due = due = ticks.seconds() + 0.0003
+    assert poller.round(timeout)
+    assert ticks.seconds() >= due and rounds == [True, False]
+    assert poller.rounds.due == 0.0 and not poller.round(0)
     poller.close()
 
 

@@ -49,7 +49,7 @@ def test_entries_are_taken_by_segment(contents: list[tuple[int, int, int]], a: i
     out = Buf(0)
     assert pending.take(start, end, out) == len([o for o in settled if start <= o < end])
     replay = Replay(start, end - start)
-    replay.run(b"".join(bytes(p) for p in block(out.view(), 1, 7, 0)), 0)
+    replay.run(b"".join(bytes(p) for p in block(out, 1, 7, 0)), 0)
     assert {o for o in range(start, end) if replay.bitmap[(o - start) >> 3] >> ((o - start) & 7) & 1} == {
         o for o in settled if start <= o < end
     }
@@ -181,7 +181,7 @@ def test_in_doubt_settles_nothing() -> None:
     replay = Replay(0, 8)
     pending = Settlements()
     pending.add(5, 1, IN_DOUBT, 0)
-    replay.run(b"".join(bytes(p) for p in block(pending.entries.view(), 1, 0, 0)), 0)
+    replay.run(b"".join(bytes(p) for p in block(pending.entries, 1, 0, 0)), 0)
     assert (replay.settled, replay.flagged_below, replay.highest) == (0, 6, 5)
 
 

@@ -1,4 +1,5 @@
-"""One settlement in a settlement log (`layouts.Settlement`), addressed as (buffer, position), and what became of the messages.
+"""One settlement in a settlement log (`layouts.Settlement`), addressed as (buffer, position), and what became of the messages. Also the
+head of a block of them (`layouts.BlockHead`).
 
 `settlement.pxd` holds the inline C twins; keep both in step. `store/settlements.py` writes and reads these entries, and
 format("kvitto-archive") of Spark knows the outcomes from here.
@@ -6,7 +7,7 @@ format("kvitto-archive") of Spark knows the outcomes from here.
 
 from __future__ import annotations
 
-from kvitto.format.layouts import SETTLEMENT
+from kvitto.format.layouts import BLOCK, BLOCK_MAGIC, SETTLEMENT
 from kvitto.wire import bits
 from kvitto.wire.bits import Bytes
 
@@ -17,6 +18,9 @@ DELIVERIES_AT = SETTLEMENT.at["deliveries"]
 COUNT_BITS = 24
 """The outcome is above so many bits of the word, which are the count."""
 COUNT_MAX = (1 << COUNT_BITS) - 1
+BLOCK_SIZE = BLOCK.size
+DURABLE_MAX = (1 << 32) - 1
+"""A block says at most that so many bytes before it are durable."""
 
 ACKED = 1
 REJECTED = 2
@@ -66,6 +70,11 @@ def put(p: bytearray, e: int, offset: int, count: int, outcome: int, deliveries:
     bits.put_le64(p, e + OFFSET_AT, offset)
     put_count(p, e, count, outcome)
     bits.put_le32(p, e + DELIVERIES_AT, deliveries)
+
+
+def put_block(p: bytearray, length: int, time_ms: int, mark: int, entries: int, durable: int) -> None:
+    """Write the head of a block, in which the checksum is 0, at the begin of `p`, a buffer of zeros."""
+    p[: BLOCK.size] = BLOCK.pack(BLOCK_MAGIC, length, 0, time_ms, mark, entries, min(durable, DURABLE_MAX))
 
 
 def put_count(p: bytearray, e: int, count: int, outcome: int) -> None:

@@ -134,6 +134,7 @@ class Confirms:
         if published.unsynced or channel.in_flight:
             channel.in_flight += 1
             waiting.append(published)
+            self.broker.store.commits.awaited += published.count
         else:
             self._answer(channel, published.sequence)
             self._note_wait(published, self.broker.clock.monotonic_us())

@@ -4,7 +4,9 @@ from kvitto.base.clock cimport Clock
 from kvitto.broker.turning cimport Turning
 from kvitto.protocol.driver cimport Driver
 from kvitto.protocol.hub cimport Hub
+from kvitto.server.gathering cimport Gathering
 from kvitto.server.pacing cimport Pacing
+from kvitto.server.poller cimport Rounds
 from kvitto.server.syncer cimport Syncer
 from kvitto.store.commit cimport Commit, GroupCommit
 from kvitto.store.store cimport Store
@@ -16,8 +18,10 @@ cdef class Driving(Driver):
     cdef public Clock clock
     cdef public Turning broker
     cdef public Hub hub
+    cdef public Gathering gathering
     cdef public Pacing pacing
     cdef public object poller
+    cdef public Rounds rounds
     cdef public object _loop, _due, _lazy, _timer, _error, tenure
     cdef public Syncer _syncer
     cdef public bint _turn_wanted, _left, lagging

@@ -1,4 +1,4 @@
-"""Runs the turns of a server, and the syncs between them (docs/adr/0009, 0012). `Server` is built on it."""
+"""Runs the turns of a server, and the syncs between them (docs/adr/0009, 0012, 0040). `Server` is built on it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from kvitto.base.limits import NEW_FILES_PER_COMMIT, SETTLEMENT_LOGS_PER_COMMIT
 from kvitto.protocol.driver import Driver
 from kvitto.protocol.hub import Hub
 from kvitto.server.garbage import collect_young
+from kvitto.server.gathering import Gathering
 from kvitto.server.pacing import Pacing
 from kvitto.store.commit import Commit
 
 if TYPE_CHECKING:
     from kvitto.base.clock import Clock
     from kvitto.broker.broker import Broker
-    from kvitto.server.poller import Loop, Poller
+    from kvitto.server.poller import Loop, Poller, Rounds
     from kvitto.server.syncer import Syncer
     from kvitto.server.tenure import Tenure
     from kvitto.store.store import Store
@@ -53,6 +54,7 @@ class Driving(Driver):
         """Like the hub, the poller and the loop it is there once the server has started."""
         self.hub: Hub = None  # type: ignore[assignment]
         self.poller: Poller = None  # type: ignore[assignment]
+        self.rounds: Rounds = None  # type: ignore[assignment]
         self._loop: Loop = None  # type: ignore[assignment]
         self._syncer: Syncer = None  # type: ignore[assignment]
         self._due: asyncio.Handle | None = None
@@ -68,6 +70,7 @@ class Driving(Driver):
         self._without = 0
         """How many commits there were since the last one with settlement logs, up to WITHOUT."""
         self.pacing = Pacing()
+        self.gathering = Gathering()
         self.tenure: Tenure | None = None
         """The time for which this node leads its cluster, None if it belongs to none."""
         self.lagging = False
@@ -90,7 +93,7 @@ class Driving(Driver):
 
     def schedule(self) -> None:
         """Schedule a turn to run after all sockets that are readable now."""
-        if self.poller.serving:
+        if self.rounds.serving:
             self._turn_wanted = True
         elif self._due is None:
             self._due = self._loop.call_soon(self._turn)
@@ -147,6 +150,10 @@ class Driving(Driver):
         if store.commits.waiting:
             self.pacing.waited(now)
         while (store.commits.waiting or store.commits.rest) and store.commits.running is None and store.failed is None:
+            if idle and store.commits.awaited and store.syncing and not store.commits.hurried:
+                self.rounds.due = self.gathering.until(now, store.commits.awaited, self._syncer.usual)
+                if self.rounds.due:
+                    break
             everything = now - self._full_sync_at > 5 * LAZY_SYNC_S
             if everything:
                 self._full_sync_at = now
@@ -185,6 +192,8 @@ class Driving(Driver):
         """Begin a sync. Return True if it has ended already: in an idle loop a short sync delays nobody, and a hop to
         the thread costs more (adr/0009)."""
         commits = self.store.commits
+        self.gathering.begun(ticks.seconds(), commits.awaited)
+        self.rounds.due = 0.0
         # Nobody waits for settlement logs. A confirm waits for the rest of one commit, for its own, and for a third one if that has new
         # files: at most one of these is slow.
         full = commits.messages_wanted and commits.new_files >= NEW_FILES_PER_COMMIT

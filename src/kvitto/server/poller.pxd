@@ -1,12 +1,31 @@
 cimport cython
 from kvitto.base cimport ticks
+from kvitto.broker.latencies cimport Latencies
 from kvitto.server cimport ready
 from kvitto.server.served cimport Served
 
 cdef unsigned int _IN, _OUT
 cdef int _READ, _WRITE
+cdef double LONGEST_S
+cdef int READY_MAX
+cdef dict NOBODY
 
 @cython.locals(served=bint, i=int, bits="unsigned int", events=int)
 cdef bint serve(dict peers, bytearray box, int count, dict keys, list found) except -1
 @cython.locals(peer=Served)
 cdef bint handle(dict peers, int fd, int events, dict keys, list found) except -1
+
+cdef class Rounds:
+    cdef public object turn, on_due
+    cdef public double due
+    cdef public bint serving
+    cdef public dict served, keys
+    cdef public list found
+    cdef public Latencies latencies
+    cdef object _epoll, _other
+    cdef int _fd
+    cdef bytearray _events
+    cdef double _share_ends
+
+    @cython.locals(served=bint, began=double, now=double, count=int, peers=dict, found=list)
+    cpdef bint round(self, double timeout) except? 0

@@ -31,8 +31,8 @@ SHARE_S = 0.001
 serving them has taken, if that is longer."""
 NOBODY: dict[int, Served] = {}
 """The peers of a round that serves none."""
-LONGEST_MS = 86_400_000
-"""The longest wait, which an integer of C can hold. Asyncio waits again after it."""
+LONGEST_S = 86_400.0
+"""The longest wait, whose milliseconds an integer of C can hold. Asyncio waits again after it."""
 _IN, _OUT = 1, 4  # EPOLLIN, EPOLLOUT; C variables when compiled
 _READ, _WRITE = EVENT_READ, EVENT_WRITE
 
@@ -77,29 +77,93 @@ def handle(
     return False
 
 
-class Poller(selectors.BaseSelector):
-    """A selector on Linux's epoll, or on what the system has (`selectors.DefaultSelector`)."""
+class Rounds:
+    """The waits of a poller, and what it does behind each of them. It runs for each event, so it is a class of C when compiled."""
 
-    def __init__(self) -> None:
+    def __init__(self, epoll: select.epoll | None, other: selectors.BaseSelector | None) -> None:
         self.turn: Callable[[], object] = nothing
         """Called behind the input of all peers that were ready, if there were any."""
         self.serving = False
         """Whether peers are being served now: `turn` follows."""
-        self._served: dict[int, Served] = {}
-        self._keys: dict[int, SelectorKey] = {}
+        self.served: dict[int, Served] = {}
+        self.keys: dict[int, SelectorKey] = {}
         """asyncio's files."""
-        self._epoll: select.epoll | None = select.epoll() if hasattr(select, "epoll") else None
-        self._other = None if self._epoll is not None else selectors.DefaultSelector()
-        self._fd = -1 if self._epoll is None else self._epoll.fileno()
-        self._events = bytearray(ready.EVENT_BYTES * READY_MAX)
-        self.loop: Any = None
-        """The loop that calls `select`."""
-        self._share_ends = 0.0
-        """While asyncio has callbacks to run, no peer is served before this time of `ticks.seconds`."""
+        self.found: list[tuple[SelectorKey, int]] = []
+        """What the last round has found for asyncio."""
         self.latencies: Latencies | None = None
         """The histograms of the server that runs in the loop."""
+        self.due = 0.0
+        """When `on_due` is to be called, by `ticks.seconds`; 0.0: never. Unlike asyncio's timers it counts less than milliseconds."""
+        self.on_due: Callable[[], object] = nothing
+        self._epoll = epoll
+        self._other = other
+        self._fd = -1 if epoll is None else epoll.fileno()
+        self._events = bytearray(ready.EVENT_BYTES * READY_MAX)
+        self._share_ends = 0.0
+        """While asyncio has callbacks to run, no peer is served before this time of `ticks.seconds`."""
+
+    def round(self, timeout: float) -> bool:
+        """Wait once, and serve the peers that are ready. Return whether one was served, or `due` has come.
+
+        `timeout`: how long to wait, in seconds; less than 0 stands for no limit.
+
+        A timeout of 0 says that asyncio has callbacks to run. An HTTP request needs several of them, one after the other, and peers that
+        publish without pause take milliseconds in each round. So some rounds serve no peers then (`SHARE_S`).
+        """
+        served = False
+        found = self.found = []
+        began = ticks.seconds()
+        peers = NOBODY if timeout == 0 and began < self._share_ends else self.served
+        if self.due and (timeout < 0 or began + timeout > self.due):
+            timeout = max(self.due - began, 0.0)
+        self.serving = True
+        try:
+            if self._epoll is None:
+                assert self._other is not None
+                files = self._other.select(None if timeout < 0 else timeout)
+                began = ticks.seconds()
+                for key, events in files:
+                    if handle(peers, key.fd, events, self.keys, found):
+                        served = True
+            else:
+                count = ready.wait(self._epoll, self._fd, self._events, READY_MAX, min(timeout, LONGEST_S))
+                began = ticks.seconds()
+                served = serve(peers, self._events, count, self.keys, found)
+            if self.due and began >= self.due:
+                self.due, served = 0.0, True
+                self.on_due()
+        finally:  # a peer has raised: the others may have asked for a turn
+            self.serving = False
+            self.turn()
+        if served:
+            now = ticks.seconds()
+            self._share_ends = now + max(now - began, SHARE_S)
+            if self.latencies is not None:
+                self.latencies.held_by_peers(now - began)
+        return served
+
+
+class Poller(selectors.BaseSelector):
+    """A selector on Linux's epoll, or on what the system has (`selectors.DefaultSelector`)."""
+
+    def __init__(self) -> None:
+        self._epoll: select.epoll | None = select.epoll() if hasattr(select, "epoll") else None
+        self._other = None if self._epoll is not None else selectors.DefaultSelector()
+        self.rounds = Rounds(self._epoll, self._other)
+        self._served, self._keys = self.rounds.served, self.rounds.keys
+        self.loop: Any = None
+        """The loop that calls `select`."""
         self._left = 0.0
         """When asyncio last got what it has to handle."""
+
+    @property
+    def turn(self) -> Callable[[], object]:
+        """Called behind the input of all peers that were ready, if there were any."""
+        return self.rounds.turn
+
+    @turn.setter
+    def turn(self, turn: Callable[[], object]) -> None:
+        self.rounds.turn = turn
 
     # -- peers -----------------------------------------------------------------------------------------------
 
@@ -117,68 +181,39 @@ class Poller(selectors.BaseSelector):
 
         While asyncio has nothing to do, this waits again: a round of asyncio costs as much as a message.
         """
-        if self.latencies is None:
+        latencies = self.rounds.latencies
+        if latencies is None:
             return self._select(timeout)
-        self.latencies.held_by_callbacks(ticks.seconds() - self._left)
+        latencies.held_by_callbacks(ticks.seconds() - self._left)
         found = self._select(timeout)
         self._left = ticks.seconds()
         return found
 
     def measure(self, latencies: Latencies) -> None:
         """Measure from now on how long the loop is held by what it does between its waits."""
-        self.latencies, self._left = latencies, ticks.seconds()
+        self.rounds.latencies, self._left = latencies, ticks.seconds()
 
     def _select(self, timeout: float | None) -> list[tuple[SelectorKey, int]]:
         loop = self.loop
         if loop is None or (timeout is not None and timeout <= 0):
-            return self.round(timeout)[1]
+            self.round(timeout)
+            return self.rounds.found
         end = math.inf if timeout is None else ticks.seconds() + timeout
         first = loop._scheduled[0] if loop._scheduled else None
-        found: list[tuple[SelectorKey, int]] = []
         for _ in range(ROUNDS):
-            served, found = self.round(timeout)
+            served = self.round(timeout)
             timers = loop._scheduled
-            if not served or found or loop._ready or (timers[0] if timers else None) is not first:
+            if not served or self.rounds.found or loop._ready or (timers[0] if timers else None) is not first:
                 break
             if timeout is not None:
                 timeout = end - ticks.seconds()
                 if timeout <= 0:
                     break
-        return found
+        return self.rounds.found
 
-    def round(self, timeout: float | None) -> tuple[bool, list[tuple[SelectorKey, int]]]:
-        """Wait once, and serve the peers that are ready. Return whether a peer was served, and what asyncio has to handle.
-
-        A timeout of 0 says that asyncio has callbacks to run. An HTTP request needs several of them, one after the other, and peers that
-        publish without pause take milliseconds in each round. So some rounds serve no peers then (`SHARE_S`).
-        """
-        served, found, began = False, list[tuple[SelectorKey, int]](), 0.0
-        left_out = timeout is not None and timeout <= 0 and ticks.seconds() < self._share_ends
-        peers = NOBODY if left_out else self._served
-        self.serving = True
-        try:
-            if self._epoll is None:
-                assert self._other is not None
-                files = self._other.select(timeout)
-                began = ticks.seconds()
-                for key, events in files:
-                    if handle(peers, key.fd, events, self._keys, found):
-                        served = True
-            else:
-                # epoll counts whole milliseconds: a timer must not be early
-                wait_ms = -1 if timeout is None else 0 if timeout <= 0 else min(math.ceil(timeout * 1e3), LONGEST_MS)
-                count = ready.wait(self._epoll, self._fd, self._events, READY_MAX, wait_ms)
-                began = ticks.seconds()
-                served = serve(peers, self._events, count, self._keys, found)
-        finally:  # a peer has raised: the others may have asked for a turn
-            self.serving = False
-            self.turn()
-        if served:
-            now = ticks.seconds()
-            self._share_ends = now + max(now - began, SHARE_S)
-            if self.latencies is not None:
-                self.latencies.held_by_peers(now - began)
-        return served, found
+    def round(self, timeout: float | None) -> bool:
+        """Wait once, as `Rounds.round` does. `timeout`: None stands for no limit."""
+        return self.rounds.round(-1.0 if timeout is None else max(timeout, 0.0))
 
     # -- the system's selector -------------------------------------------------------------------------------
 

@@ -4,33 +4,49 @@ cdef extern from * nogil:
     #include <errno.h>
     #if defined(__linux__)
     #include <sys/epoll.h>
-    static inline int kv_wait(int fd, char *events, int most, int timeout_ms) {
-        int n = epoll_wait(fd, (struct epoll_event *)events, most, timeout_ms);
+    #include <sys/syscall.h>
+    #include <unistd.h>
+    #ifndef SYS_epoll_pwait2  /* the C library may be older than the kernel */
+    #define SYS_epoll_pwait2 441
+    #endif
+    static int kv_wait(int fd, char *events, int most, double timeout) {
+        static int coarse = 0;  /* the kernel, or a filter of system calls, knows only milliseconds */
+        int n;
+        if (timeout > 0 && !coarse) {
+            struct { long long seconds, nanoseconds; } t;
+            t.seconds = (long long)timeout;
+            t.nanoseconds = (long long)((timeout - (double)t.seconds) * 1e9);
+            n = (int)syscall(SYS_epoll_pwait2, fd, events, most, &t, NULL, (size_t)0);
+            if (n >= 0 || (errno != ENOSYS && errno != EPERM)) return n < 0 ? -errno : n;
+            coarse = 1;
+        }
+        n = (int)(timeout * 1e3);
+        n = epoll_wait(fd, (struct epoll_event *)events, most, timeout < 0 ? -1 : n < timeout * 1e3 ? n + 1 : n);
         return n < 0 ? -errno : n;
     }
     static inline int kv_fd(const char *events, Py_ssize_t i) { return ((const struct epoll_event *)events)[i].data.fd; }
     static inline unsigned int kv_bits(const char *events, Py_ssize_t i) { return ((const struct epoll_event *)events)[i].events; }
     #else  /* never called: there is no select.epoll */
-    static inline int kv_wait(int fd, char *events, int most, int timeout_ms) { return -ENOSYS; }
+    static inline int kv_wait(int fd, char *events, int most, double timeout) { return -ENOSYS; }
     static inline int kv_fd(const char *events, Py_ssize_t i) { return -1; }
     static inline unsigned int kv_bits(const char *events, Py_ssize_t i) { return 0; }
     #endif
     """
-    int kv_wait(int fd, char *events, int most, int timeout_ms) noexcept
+    int kv_wait(int fd, char *events, int most, double timeout) noexcept
     int kv_fd(const char *events, Py_ssize_t i) noexcept
     unsigned int kv_bits(const char *events, Py_ssize_t i) noexcept
 
 from cpython.exc cimport PyErr_CheckSignals
 from libc.errno cimport EINTR
 
-cdef inline int wait(object epoll, int fd, bytearray events, int most, int timeout_ms) except? -1:
+cdef inline int wait(object epoll, int fd, bytearray events, int most, double timeout) except? -1:
     cdef char *at = events
     cdef int n
-    if timeout_ms == 0:
+    if timeout == 0:
         n = kv_wait(fd, at, most, 0)
     else:
         with nogil:
-            n = kv_wait(fd, at, most, timeout_ms)
+            n = kv_wait(fd, at, most, timeout)
     if n == -EINTR:
         PyErr_CheckSignals()
         return 0

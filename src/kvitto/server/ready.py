@@ -14,14 +14,14 @@ EVENT_BYTES = 16
 """The caller reserves this many bytes for each event."""
 
 
-def wait(epoll: select.epoll, fd: int, events: bytearray, most: int, timeout_ms: int) -> int:
-    """Wait until files are ready, and return their number, at most `most`. It is 0 after `timeout_ms` milliseconds and after a signal.
-    A `timeout_ms` of -1 stands for no limit.
+def wait(epoll: select.epoll, fd: int, events: bytearray, most: int, timeout: float) -> int:
+    """Wait until files are ready, and return their number, at most `most`. It is 0 after `timeout` seconds and after a signal.
+    A `timeout` of less than 0 stands for no limit. It is rounded up to milliseconds here, and where the kernel is older than Linux 5.11.
 
     `fd` is the descriptor of `epoll`. Raises OSError.
     """
     try:
-        found = epoll.poll(-1 if timeout_ms < 0 else timeout_ms / 1e3, most)
+        found = epoll.poll(-1 if timeout < 0 else timeout, most)
     except InterruptedError:
         return 0
     for i, event in enumerate(found):

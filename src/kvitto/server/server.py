@@ -155,8 +155,9 @@ class Server(Driving):
         loop = asyncio.get_running_loop()
         assert isinstance(loop, Loop), "a server needs kvitto.server.poller.run instead of asyncio.run"
         self._loop = loop
-        self.poller = loop.poller
+        self.poller, self.rounds = loop.poller, loop.poller.rounds
         self.poller.turn = self._turn_behind_input
+        self.rounds.on_due = self.schedule
         self._ended = asyncio.Event()
         if self.config.uses_tls:
             self._tls = TlsFiles(self.config)

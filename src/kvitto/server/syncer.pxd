@@ -6,7 +6,7 @@ from kvitto.store.commit cimport Commit
 cdef class Syncer:
     cdef object __weakref__
     cdef object _loop, _done, _on_freed, _apart, _remover, _waves, _waiting
-    cdef public double _usual
+    cdef public double usual
     cdef double _begin, _end, _seconds
     cdef public int _taken, _requests, _outcomes, _told, _gone, _removed, _counted, _freed
     cdef public list _threads

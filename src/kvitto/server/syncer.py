@@ -36,7 +36,8 @@ class Syncer:
         self._loop = loop
         self._done = done
         self._on_freed = freed
-        self._usual = 1.0
+        self.usual = 1.0
+        """How long a sync has taken lately, in seconds: a moving mean."""
         self._taken, self._requests = os.pipe()
         self._outcomes, self._told = os.pipe()
         self._gone, self._removed = os.pipe()
@@ -65,7 +66,7 @@ class Syncer:
 
     def is_short(self, job: Commit) -> bool:
         """Whether the job is small and this disk has been quick lately."""
-        return job.small and self._usual < SHORT_S
+        return job.small and self.usual < SHORT_S
 
     def submit(self, job: Commit) -> None:
         """Have the job run by threads. The loop calls `done` when it has ended."""
@@ -201,7 +202,7 @@ class Syncer:
     def measured(self, job: Commit, seconds: float) -> None:
         """Note how long a job has taken."""
         job.seconds = seconds
-        self._usual += (seconds - self._usual) * WEIGHT
+        self.usual += (seconds - self.usual) * WEIGHT
 
     def _run_apart(self, job: Commit) -> None:
         self.run(job)

@@ -1,5 +1,5 @@
 cimport cython
-from kvitto.format cimport batch_head, entry
+from kvitto.format cimport batch_head, entry, prefix
 from kvitto.wire cimport bits, check
 from kvitto.wire.buf cimport Buf
 
@@ -34,6 +34,7 @@ cdef class Batch:
     cpdef Py_ssize_t size(self)
     @cython.locals(head=bytearray, meta_len=Py_ssize_t, body_len=Py_ssize_t)
     cpdef bytearray head(self, unsigned long long durable)
+    @cython.locals(head=bytearray)
     cpdef list seal(self, unsigned long long durable, unsigned long long salt)
     @cython.locals(whole=bytearray, at=Py_ssize_t)
     cdef bytearray _seal_whole(self, unsigned long long durable, unsigned long long salt)

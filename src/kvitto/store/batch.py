@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
 
-import xxhash
+from xxhash import xxh3_64, xxh3_64_intdigest
 
 from kvitto.base.errors import StoreError
-from kvitto.format import batch_head, entry
-from kvitto.format.layouts import BATCH, BATCH_MAGIC, CHECKSUM, PREFIX, bytes_of
+from kvitto.format import batch_head, entry, prefix
+from kvitto.format.layouts import BATCH, BATCH_MAGIC, PREFIX
 from kvitto.store import pieces
 from kvitto.wire import bits, check
 from kvitto.wire.buf import Buf
@@ -305,10 +305,10 @@ class Batch:
         if self.size() <= SMALL:
             return [self._seal_whole(durable, salt)]
         head, parts = self.head(durable), self.areas()
-        digest = xxhash.xxh3_64(memoryview(head)[_PREFIX:], salt)
+        digest = xxh3_64(memoryview(head)[_PREFIX:], salt)
         for part in parts:
             digest.update(part)
-        head[CHECKSUM] = bytes_of(digest.intdigest())
+        prefix.put_checksum(head, digest.intdigest())
         return [bytes(head), *parts]
 
     def _seal_whole(self, durable: int, salt: int) -> bytearray:
@@ -323,7 +323,7 @@ class Batch:
         bits.copy(whole, at, self.meta.p, 0, self.meta.n)
         at += self.meta.n
         bits.copy(whole, at, self.body.p, 0, self.body.n)
-        whole[CHECKSUM] = bytes_of(xxhash.xxh3_64_intdigest(memoryview(whole)[_PREFIX:], salt))
+        prefix.put_checksum(whole, xxh3_64_intdigest(bits.piece(whole, prefix.SIZE, len(whole) - prefix.SIZE), salt))
         return whole
 
     def open(self, chunk: Buf, at: int, header: BatchHeader, stored: Stored | None = None) -> None:
@@ -435,4 +435,4 @@ def whole_before(chunk, n, offset):  # type: ignore[no-untyped-def]
 def verify(data: bytearray | memoryview | bytes, at: int, header: BatchHeader, salt: int) -> bool:
     """Whether the batch of `header`, wholly in `data` at `at`, carries the checksum that it has in the segment with this salt."""
     view = memoryview(data)[at + _PREFIX : at + header.length]
-    return bool(xxhash.xxh3_64_intdigest(view, salt) == header.checksum)
+    return bool(xxh3_64_intdigest(view, salt) == header.checksum)

@@ -20,12 +20,12 @@ cdef class GroupCommit:
     cdef public object begun, allowed
     cdef public Commit running
     cdef public unsigned long long syncs
-    cdef public Py_ssize_t unsynced, new_files, new_before, load, load_before
+    cdef public Py_ssize_t unsynced, awaited, new_files, new_before, load, load_before
     cdef public bint syncing, in_haste, waiting, messages_wanted
     cdef object _disk, _unannounced
     cdef public dict rest
     cdef dict _segments, _acks, _named, _dirs, _files, _clean
-    cdef public list _hurried
+    cdef public list hurried
     cdef list _seals, _unlinks, _closing, _unhurried, _announcements
     cdef Commit _put_off
 

@@ -165,6 +165,8 @@ class GroupCommit:
         """The number of the last commit that may be announced (`allow`). It is None without replicas: each commit may be announced then."""
         self.unsynced = 0
         """The bytes of messages that have been written since the last commit of messages began."""
+        self.awaited = 0
+        """The number of messages whose confirms wait for the next commit."""
         self.in_haste = False
         """Whether there is little room on the disk. Callbacks of `after_a_sync` free some, so they ask for a sync of their own then."""
         self._segments: dict[Segment, Log] = {}
@@ -179,7 +181,7 @@ class GroupCommit:
         self._unlinks: list[tuple[str, str]] = []
         self._clean: dict[Segment, Callable[[], None]] = {}
         self._closing: list[File] = []
-        self._hurried: Callbacks = []
+        self.hurried: Callbacks = []
         self._unhurried: Callbacks = []
         self._announcements: Callbacks = []
         self._put_off: Commit | None = None
@@ -206,7 +208,7 @@ class GroupCommit:
             or self._acks
             or self.rest
             or self._dirs
-            or self._hurried
+            or self.hurried
             or self._announcements
             or self._unhurried
             or self._clean
@@ -298,7 +300,7 @@ class GroupCommit:
 
         That covers journal, definitions and inventory. It covers messages only if `messages` is true.
         """
-        self._hurried.append(callback)
+        self.hurried.append(callback)
         self.waiting = True
         self.messages_wanted |= messages
 
@@ -332,6 +334,7 @@ class GroupCommit:
         commit = self.running = Commit(self._disk, list(self._files), list(self._dirs))
         commit.number = self.syncs + 1
         self.waiting = False
+        self.awaited = 0
         self.new_before = self.load_before = 0
         self._files.clear()
         self._dirs.clear()
@@ -357,8 +360,8 @@ class GroupCommit:
             commit.completes = not self.rest
         if self._unlinks:
             commit.unlinks, self._unlinks = self._unlinks, []
-        if self._hurried:
-            commit.hurried, self._hurried = self._hurried, []
+        if self.hurried:
+            commit.hurried, self.hurried = self.hurried, []
         if self._unhurried:
             commit.unhurried, self._unhurried = self._unhurried, []
         if self._announcements:

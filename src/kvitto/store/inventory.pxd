@@ -1,4 +1,9 @@
 cimport cython
+from kvitto.format cimport slot_sizes
+from kvitto.wire cimport bits
+
+@cython.locals(half=bytearray, size="unsigned long long", acks_size="unsigned long long", end="unsigned long long")
+cdef bytearray _sizes(object seed, tuple sizes)
 
 cdef class Inventory:
     cdef object __weakref__
@@ -14,4 +19,4 @@ cdef class Inventory:
 
     @cython.locals(at=Py_ssize_t, name=bytes)
     cpdef bint put(self, Py_ssize_t slot, tuple key, tuple sizes) except? 0
-    cdef _write(self, Py_ssize_t at, bytes data)
+    cdef _write(self, Py_ssize_t at, object data)

@@ -10,12 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-import xxhash
+from xxhash import xxh3_64_intdigest
 
 from kvitto.base.errors import StoreFull
+from kvitto.format import slot_sizes
 from kvitto.format.layouts import INVENTORY, INVENTORY_MAGIC, INVENTORY_VERSION, SLOT_NAME, SLOT_SIZES, bytes_of, u64
 from kvitto.store import paths
 from kvitto.store.disk import Disk, File
+from kvitto.wire import bits
 
 SEGMENT = 1
 ARCHIVED = 2
@@ -34,7 +36,6 @@ NOBODY = "0" * 32
 FREE = bytes(SLOT)
 
 _NAME = SLOT_NAME.before("checksum")
-_SIZES = SLOT_SIZES.before("checksum")
 _CHECKED = SLOT_NAME.at["checksum"]
 """The bytes of a half that its checksum covers; both halves have it at the same place."""
 
@@ -71,14 +72,16 @@ class Entry:
 
 def _name(key: Key) -> bytes:
     body = _NAME.pack(key[0], 0, bytes.fromhex(key[1]), key[2], b"")
-    return body + bytes_of(xxhash.xxh3_64_intdigest(body))
+    return body + bytes_of(xxh3_64_intdigest(body))
 
 
-def _sizes(seed: int, sizes: Sizes) -> bytes:
+def _sizes(seed: int, sizes: Sizes) -> bytearray:
     """Encode the sizes. `seed`: the checksum of the name, so that a slot that is used again does not keep the sizes of the file before."""
     size, acks_size, end = sizes
-    body = _SIZES.pack(size, acks_size, end, b"")
-    return body + bytes_of(xxhash.xxh3_64_intdigest(body, seed))
+    half = bytearray(slot_sizes.SIZE)
+    slot_sizes.put(half, size, acks_size, end)
+    slot_sizes.put_checksum(half, xxh3_64_intdigest(bits.piece(half, 0, slot_sizes.CHECKSUM_AT), seed))
+    return half
 
 
 def _seed(name: bytes, at: int = 0) -> int:
@@ -89,7 +92,7 @@ def _seed(name: bytes, at: int = 0) -> int:
 def header(slots: int) -> bytes:
     """Encode slot 0 of an inventory that has so many slots behind it."""
     body = INVENTORY.before("checksum").pack(INVENTORY_MAGIC, INVENTORY_VERSION, b"")
-    seed = xxhash.xxh3_64_intdigest(body)
+    seed = xxh3_64_intdigest(body)
     return body + bytes_of(seed) + _sizes(seed, (slots, 0, 0))
 
 
@@ -172,7 +175,7 @@ class Inventory:
         self._seeds: dict[int, int] = {}
         self._unclaimed: dict[tuple[int, str], dict[int, Entry]] = {}
         self._twice: list[int] = []
-        self.owed: dict[int, bytes] = {}
+        self.owed: dict[int, bytes | bytearray] = {}
         """Writes that a full disk has refused, by position."""
         self.is_open = False
         self.file: File
@@ -259,7 +262,7 @@ class Inventory:
         self._write(at, name + _sizes(seed, sizes))
         return True
 
-    def _write(self, at: int, data: bytes) -> None:
+    def _write(self, at: int, data: bytes | bytearray) -> None:
         """Write over existing bytes, which should always find room. If a full disk refuses it all the same, `write_owed` tries again."""
         if self.owed:
             self.owed.pop(at, None)

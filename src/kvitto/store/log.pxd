@@ -2,6 +2,7 @@ cimport cython
 from kvitto.base.clock cimport Clock
 from kvitto.store.batch cimport Batch
 from kvitto.store.commit cimport GroupCommit
+from kvitto.store cimport settlements
 from kvitto.store.room cimport Room
 from kvitto.store.segment cimport Segment
 from kvitto.store.settlements cimport Settlements
@@ -30,7 +31,7 @@ cdef class Log:
     @cython.locals(segment=Segment, settled=Py_ssize_t)
     cpdef settle(self, Settlements pending, unsigned long long mark)
     cdef _touched(self, unsigned long long lowest, unsigned long long highest)
-    cpdef append_block(self, Segment segment, object entries, unsigned long long mark)
+    cpdef append_block(self, Segment segment, Buf entries, unsigned long long mark)
     @cython.locals(current=Segment, segment=Segment)
     cpdef drop_settled(self)
     @cython.locals(segment=Segment)

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from kvitto.store.disk import File
     from kvitto.store.store import Store
 
+NO_ENTRIES = Buf(0)
+
 LARGE_BYTES = 4 << 20
 """A segment of a deleted queue that is larger than this is unlinked by itself, in a turn of its own."""
 ROLL_WHEN_SETTLED_BYTES = 8 << 20
@@ -192,7 +194,7 @@ class Log:
                 self._scratch.n = 0
                 settled = pending.take(segment.base, segment.end, self._scratch)
                 if self._scratch.n:
-                    self.append_block(segment, self._scratch.view(), max(mark, self.delivered_mark))
+                    self.append_block(segment, self._scratch, max(mark, self.delivered_mark))
                     segment.settled += settled
                 if segment is not segments[0]:
                     pending.cut(
@@ -202,7 +204,7 @@ class Log:
         elif mark > self.delivered_mark and self.segments:
             segments = self._touched(mark - 1, mark - 1)
             if segments:
-                self.append_block(segments[-1], memoryview(b""), mark)
+                self.append_block(segments[-1], NO_ENTRIES, mark)
 
     def _touched(self, lowest: int, highest: int) -> list[Segment]:
         if len(self.segments) == 1:
@@ -210,7 +212,7 @@ class Log:
         bases = [s.base for s in self.segments]
         return self.segments[max(bisect_right(bases, lowest) - 1, 0) : bisect_right(bases, highest)]
 
-    def append_block(self, segment: Segment, entries: memoryview, mark: int) -> None:
+    def append_block(self, segment: Segment, entries: Buf, mark: int) -> None:
         self._keep()
         if segment.acks is None:
             path = paths.settlements(self.directory, segment.base)
@@ -242,7 +244,7 @@ class Log:
             if segment.base < below and not segment.done and segment.size > segfile.HEADER and not segment.linked:
                 flags = Settlements()
                 flags.add(min(segment.end, below) - 1, 1, IN_DOUBT, 0)
-                self.append_block(segment, flags.entries.view(), self.delivered_mark)
+                self.append_block(segment, flags.entries, self.delivered_mark)
 
     def drop_settled(self) -> None:
         """Unlink the segments whose messages are all settled, once the archive has them and the journal does not need them any more.
@@ -321,7 +323,7 @@ class Log:
 
     def keep_mark(self, rest: list[Segment]) -> None:
         """Write the delivered mark again, into the settlement log of a segment that stays."""
-        self.append_block([s for s in rest if s.base < self.delivered_mark][-1], memoryview(b""), self.delivered_mark)
+        self.append_block([s for s in rest if s.base < self.delivered_mark][-1], NO_ENTRIES, self.delivered_mark)
 
     def _unlink(self, segment: Segment) -> None:
         acks = segment.acks

@@ -1,8 +1,9 @@
 cimport cython
-from kvitto.format cimport settlement
+from kvitto.format cimport prefix, settlement
+from kvitto.wire cimport bits
 from kvitto.wire.buf cimport Buf
 
-cdef Py_ssize_t _BLOCK, _PREFIX
+cdef Py_ssize_t SMALL
 
 cdef class Settlements:
     cdef public Buf entries
@@ -16,3 +17,5 @@ cdef class Settlements:
 
 @cython.locals(fresh=Py_ssize_t, end=Py_ssize_t, i=Py_ssize_t, p="unsigned char*", old="unsigned int")
 cpdef Py_ssize_t set_bits(bytearray bitmap, Py_ssize_t span, Py_ssize_t start, Py_ssize_t count)
+@cython.locals(size=Py_ssize_t, count=Py_ssize_t, head=bytearray, whole=bytearray)
+cpdef list block(Buf entries, unsigned long long time_ms, unsigned long long mark, unsigned long long durable)

@@ -9,17 +9,17 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
-import xxhash
+from xxhash import xxh3_64, xxh3_64_intdigest
 
-from kvitto.format import settlement
-from kvitto.format.layouts import BLOCK, BLOCK_MAGIC, CHECKSUM, PREFIX, SETTLEMENT, BlockHead, bytes_of
+from kvitto.format import prefix, settlement
+from kvitto.format.layouts import BLOCK, BLOCK_MAGIC, PREFIX, SETTLEMENT, BlockHead
 from kvitto.format.settlement import IN_DOUBT, REDELIVERED
+from kvitto.wire import bits
 from kvitto.wire.buf import Buf
 
 NOTHING = (1 << 63) - 1
-
-_BLOCK = BLOCK.size  # C variables when compiled
-_PREFIX = PREFIX.size
+SMALL = 4096
+"""A block with at most this many bytes of entries is copied into one buffer to be written."""
 
 
 class Settlements:
@@ -116,14 +116,22 @@ class Settlements:
         self.highest = 0
 
 
-def block(entries: memoryview, time_ms: int, mark: int, durable: int) -> list[bytes | memoryview]:
+def block(entries: Buf, time_ms: int, mark: int, durable: int) -> list[bytearray | memoryview]:
     """Return one block of a settlement log as buffers. `durable`: how many bytes of the log are known to be synced."""
-    length, count = _BLOCK + len(entries), len(entries) // SETTLEMENT.size
-    head = bytearray(BLOCK.pack(BLOCK_MAGIC, length, 0, time_ms, mark, count, min(durable, 0xFFFFFFFF)))
-    digest = xxhash.xxh3_64(memoryview(head)[_PREFIX:])
-    digest.update(entries)
-    head[CHECKSUM] = bytes_of(digest.intdigest())
-    return [bytes(head), entries]
+    size = settlement.BLOCK_SIZE
+    count = entries.n // settlement.SIZE
+    if entries.n > SMALL:
+        head = bytearray(size)
+        settlement.put_block(head, size + entries.n, time_ms, mark, count, durable)
+        digest = xxh3_64(memoryview(head)[prefix.SIZE :])
+        digest.update(entries.view())
+        prefix.put_checksum(head, digest.intdigest())
+        return [head, entries.view()]
+    whole = bytearray(size + entries.n)  # a copy of few bytes costs less than a second buffer
+    settlement.put_block(whole, size + entries.n, time_ms, mark, count, durable)
+    bits.copy(whole, size, entries.p, 0, entries.n)
+    prefix.put_checksum(whole, xxh3_64_intdigest(bits.piece(whole, prefix.SIZE, size + entries.n - prefix.SIZE)))
+    return [whole]
 
 
 class Replay:
@@ -233,7 +241,7 @@ class Replay:
 
 
 def _is_valid(data: bytes, at: int, head: BlockHead) -> bool:
-    digest = xxhash.xxh3_64_intdigest(memoryview(data)[at + PREFIX.size : at + head.length])
+    digest = xxh3_64_intdigest(memoryview(data)[at + PREFIX.size : at + head.length])
     return bool(digest == head.checksum)
 
 

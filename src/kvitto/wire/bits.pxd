@@ -65,6 +65,10 @@ cdef extern from * nogil:
     void kv_copy(unsigned char* d, const unsigned char* s, Py_ssize_t n) noexcept
     bint kv_same(const unsigned char* a, const unsigned char* b, Py_ssize_t n) noexcept
 
+from cpython.bytes cimport PyBytes_FromStringAndSize
+
+cdef inline bytes piece(const unsigned char* p, Py_ssize_t i, Py_ssize_t n):
+    return PyBytes_FromStringAndSize(<const char*>p + i, n)
 cdef inline unsigned int be16(const unsigned char* p, Py_ssize_t i) noexcept nogil:
     return kv_be16(p + i)
 cdef inline unsigned int be32(const unsigned char* p, Py_ssize_t i) noexcept nogil:

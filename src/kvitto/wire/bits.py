@@ -62,5 +62,10 @@ def copy(dst: bytearray, d: int, src: Bytes, s: int, n: int) -> None:
     dst[d : d + n] = src[s : s + n]
 
 
+def piece(p: Bytes, i: int, n: int) -> bytes:
+    """Return a copy of n bytes. Of few bytes that costs less than a view."""
+    return bytes(p[i : i + n])
+
+
 def same(a: Bytes, i: int, b: Bytes, j: int, n: int) -> bool:
     return a[i : i + n] == b[j : j + n]

@@ -199,7 +199,7 @@ class Salvage:
             more.add(part.end - 1, 1, IN_DOUBT, 0)
         if more.entries.n:
             mark = part.acks.mark if part.acks is not None else 0
-            file.write_at(size, settlements.block(more.entries.view(), self.clock.now_ms(), mark, 0))
+            file.write_at(size, settlements.block(more.entries, self.clock.now_ms(), mark, 0))
         finish(file)
 
     def _rewrite(self, folder: Folder, part: Part, last: bool) -> int:

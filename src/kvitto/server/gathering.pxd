@@ -1,0 +1,8 @@
+cimport cython
+
+cdef class Gathering:
+    cdef double _usual, _began
+
+    cpdef begun(self, double now, Py_ssize_t count)
+    @cython.locals(end=double)
+    cpdef double until(self, double now, Py_ssize_t count, double sync_s) except -1

@@ -1,0 +1,126 @@
+"""A small sync waits a moment for more messages to confirm, if more came lately (docs/adr/0040). Confirms come behind it (C2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import kvitto
+from kvitto.server import gathering
+from kvitto.server.gathering import SYNCS, WAIT_S, Gathering
+from kvitto.server.server import Server
+from kvitto.wire import methods as m
+from tests.protocol.raw import Raw, content
+
+SYNC_S = 0.0001
+LIMIT_S = SYNCS * SYNC_S
+
+
+def test_a_publisher_that_is_alone_waits_for_nobody() -> None:
+    gather, now = Gathering(), 100.0
+    for _ in range(1000):
+        assert gather.until(now, 1, SYNC_S) == 0.0
+        gather.begun(now, 1)
+        now += SYNC_S
+
+
+def test_a_sync_waits_until_as_many_have_come_as_usual() -> None:
+    gather = Gathering()
+    gather.begun(100.0, 3)
+    assert gather.until(100.0001, 1, SYNC_S) == pytest.approx(100.0 + LIMIT_S)
+    assert gather.until(100.0002, 2, SYNC_S) == pytest.approx(100.0 + LIMIT_S)
+    assert gather.until(100.0003, 3, SYNC_S) == 0.0
+    assert gather.until(100.0 + LIMIT_S, 1, SYNC_S) == 0.0
+
+
+def test_nobody_waits_for_long_where_syncs_are_slow_and_not_at_all_where_they_cost_nothing() -> None:
+    gather = Gathering()
+    gather.begun(100.0, 3)
+    assert gather.until(100.0001, 1, 1.0) == pytest.approx(100.0 + WAIT_S)
+    assert gather.until(100.0001, 1, 0.0) == 0.0
+
+
+def test_what_was_usual_fades() -> None:
+    """One burst does not make a lone publisher wait for long behind it."""
+    gather, now = Gathering(), 100.0
+    gather.begun(now, 1000)
+    waits = 0
+    while gather.until(now + SYNC_S, 1, SYNC_S):
+        now += LIMIT_S
+        gather.begun(now, 1)
+        waits += 1
+    assert 40 < waits < 60
+
+
+@given(st.lists(st.tuples(st.floats(0, 0.002), st.integers(1, 50)), max_size=200), st.floats(0, 0.01))
+def test_no_sync_waits_longer_than_its_limit(arrivals: list[tuple[float, int]], sync_s: float) -> None:
+    """Whatever comes: each answer is 0, or lies ahead and at most the limit behind the begin of the last sync."""
+    gather, now, began, waiting = Gathering(), 100.0, 0.0, 0
+    most = 0
+    for pause, count in arrivals:
+        now += pause
+        waiting += count
+        until = gather.until(now, waiting, sync_s)
+        if until:
+            assert now < until <= began + min(WAIT_S, SYNCS * sync_s) and waiting < most
+            if until - now > pause:
+                continue  # more comes first
+            now = until
+            assert gather.until(now, waiting, sync_s) == 0.0
+        gather.begun(now, waiting)
+        began, most, waiting = now, max(most, waiting), 0
+
+
+@contextmanager
+def broker_with_a_confirming_client() -> Iterator[tuple[Server, Raw]]:
+    """A broker on a disk, whose latest sync has covered two messages."""
+    with kvitto.Broker() as broker:
+        server = broker._server
+        assert server is not None
+        with Raw(broker.port) as client:
+            client.channel(1, confirm=True)
+            client.declare("q", durable=True)
+            client.send(content(1, m.BasicPublish("", "q"), b"\0\0", b"together") * 2)
+            while client.expect(m.BasicAck).delivery_tag < 2:
+                pass
+            yield server, client
+
+
+@pytest.fixture
+def long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "WAIT_S", 3600.0)
+    monkeypatch.setattr(gathering, "SYNCS", 1e12)
+
+
+@pytest.mark.usefixtures("long")
+def test_one_message_waits_for_another_one_and_one_sync_covers_both() -> None:
+    with broker_with_a_confirming_client() as (server, client):
+        client.publish(1, "", "q", b"first")
+        client.call(1, m.QueueDeclare("q", passive=True), m.QueueDeclareOk)
+        assert (server.store.commits.awaited, server.store.commits.running) == (1, None)
+        syncs = server.store.commits.syncs
+        client.publish(1, "", "q", b"second")
+        while client.expect(m.BasicAck).delivery_tag < 4:
+            pass
+        assert server.store.commits.syncs == syncs + 1
+
+
+@pytest.mark.usefixtures("long")
+def test_what_somebody_else_waits_for_makes_no_message_wait() -> None:
+    """A durable queue is declared: its sync begins at once, and covers the message."""
+    with broker_with_a_confirming_client() as (_, client):
+        client.publish(1, "", "q", b"first")
+        client.put(1, m.QueueDeclare("another", durable=True))
+        answers = {type(client.method()[1]) for _ in range(2)}
+        assert answers == {m.BasicAck, m.QueueDeclareOk}
+
+
+def test_a_message_that_nobody_follows_is_confirmed() -> None:
+    with broker_with_a_confirming_client() as (_, client):
+        for tag in range(3, 30):
+            client.publish(1, "", "q", b"alone")
+            assert client.expect(m.BasicAck).delivery_tag == tag
