@@ -5,4 +5,4 @@ cdef class Gathering:
 
     cpdef begun(self, double now, Py_ssize_t count)
     @cython.locals(end=double)
-    cpdef double until(self, double now, Py_ssize_t count, double sync_s) except -1
+    cpdef double until(self, double now, Py_ssize_t count, double sync_s) except? -1
