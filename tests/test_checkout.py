@@ -21,7 +21,9 @@ INLINE = {
     "kvitto/server/ready.py",
     "kvitto/format/batch_head.py",
     "kvitto/format/entry.py",
+    "kvitto/format/prefix.py",
     "kvitto/format/settlement.py",
+    "kvitto/format/slot_sizes.py",
 }
 """A .pxd with C twins of the functions, inlined where they are used: nothing to compile."""
 
