@@ -61,8 +61,15 @@ def watch_peers(kind: Any, timed: Any) -> None:
     def watch(self: Any, fd: int, served: Any, before: int, events: int) -> None:
         watch_untimed(self, fd, Timed(served), before, events)
 
-    turn = kind.turn
-    kind.turn = property(turn.fget, lambda self, action: turn.fset(self, functools.partial(timed, action, action)))
+    turn = getattr(kind, "turn", None)
+
+    def set_turn(self: Any, action: Any) -> None:
+        self.timed_turn = functools.partial(timed, action, action)
+        if turn is not None:
+            turn.fset(self, self.timed_turn)
+
+    # in older checkouts it is a plain attribute
+    kind.turn = property(lambda self: self.timed_turn, set_turn)
 
 
 class Watch:

@@ -84,7 +84,7 @@ def build(in_order: bool, unsynced: bool = False) -> Memory:
             move(home, apply=False)
         job = home.store.begin_sync(everything=True)
         job.run()
-        home.store.commits.hurried.clear()
+        home.store.commits._hurried.clear()
         home.store.end_sync(job)
         home.store.inventory.file.sync()
         if unsynced:

@@ -2,7 +2,7 @@
 
 The store writes and reads files by these layouts, and format("kvitto-archive") of Spark reads them without the broker. A layout is
 declared once, as the fields of a NamedTuple: names, types, offsets and sizes all follow from that. All integers are little-endian,
-and fields lie one directly behind the other. `entry.py`, `settlement.py` and `batch_head.py` have fast accessors for compiled callers.
+and fields lie one directly behind the other. The other modules here have fast accessors for compiled callers.
 
 Fields that are called `zero` are not used: they are written as zeros.
 """

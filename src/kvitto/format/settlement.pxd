@@ -18,7 +18,6 @@ cdef enum:
     BLOCK_ENTRIES_AT = 32
     BLOCK_DURABLE_AT = 36
     BLOCK_MAGIC = 0x3153564B  # "KVS1"
-    DURABLE_MAX = 0xFFFFFFFF
 
 cdef inline unsigned long long offset(const unsigned char* p, Py_ssize_t e) noexcept nogil:
     return bits.le64(p, e + OFFSET_AT)
@@ -42,4 +41,4 @@ cdef inline void put_block(unsigned char* p, Py_ssize_t length, unsigned long lo
     bits.put_le64(p, BLOCK_TIME_MS_AT, time_ms)
     bits.put_le64(p, BLOCK_MARK_AT, mark)
     bits.put_le32(p, BLOCK_ENTRIES_AT, <unsigned int>entries)
-    bits.put_le32(p, BLOCK_DURABLE_AT, <unsigned int>min(durable, <unsigned long long>DURABLE_MAX))
+    bits.put_le32(p, BLOCK_DURABLE_AT, <unsigned int>min(durable, <unsigned long long>0xFFFFFFFF))

@@ -126,7 +126,10 @@ class Confirms:
         if self._waiting:
             self._answer_written()
         if waiting:
-            self.broker.store.commits.when_announced(partial(self._synced, waiting))
+            count = 0
+            for published in waiting:
+                count += published.count
+            self.broker.store.commits.when_confirmed(partial(self._synced, waiting), count)
 
     def _written(self, published: Published, waiting: list[Published]) -> None:
         """Handle published messages that are in the files: their channel waits for the next sync, or is answered."""
@@ -134,7 +137,6 @@ class Confirms:
         if published.unsynced or channel.in_flight:
             channel.in_flight += 1
             waiting.append(published)
-            self.broker.store.commits.awaited += published.count
         else:
             self._answer(channel, published.sequence)
             self._note_wait(published, self.broker.clock.monotonic_us())

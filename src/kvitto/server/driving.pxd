@@ -38,6 +38,8 @@ cdef class Driving(Driver):
     cdef _drive_sync(self, double now, bint slow)
     @cython.locals(commit=Commit, commits=GroupCommit, settlements=bint, full=bint, may_be_slow=bint)
     cdef bint _begin(self, bint everything, bint idle) except? 0
+    @cython.locals(commits=GroupCommit)
+    cdef bint _waits_for_more(self, double now) except -1
     cpdef _end_sync(self, Commit commit)
     @cython.locals(now_ms="long long")
     cdef _arm_timer(self)

@@ -13,7 +13,7 @@ from kvitto.protocol.hub import Hub
 from kvitto.server.garbage import collect_young
 from kvitto.server.gathering import Gathering
 from kvitto.server.pacing import Pacing
-from kvitto.store.commit import Commit
+from kvitto.store.commit import SMALL_BYTES, Commit
 
 if TYPE_CHECKING:
     from kvitto.base.clock import Clock
@@ -150,10 +150,8 @@ class Driving(Driver):
         if store.commits.waiting:
             self.pacing.waited(now)
         while (store.commits.waiting or store.commits.rest) and store.commits.running is None and store.failed is None:
-            if idle and store.commits.awaited and store.syncing and not store.commits.hurried:
-                self.rounds.due = self.gathering.until(now, store.commits.awaited, self._syncer.usual)
-                if self.rounds.due:
-                    break
+            if idle and self._waits_for_more(now):
+                break
             everything = now - self._full_sync_at > 5 * LAZY_SYNC_S
             if everything:
                 self._full_sync_at = now
@@ -176,6 +174,18 @@ class Driving(Driver):
                 self.schedule()
         if store.commits.dirty and store.commits.running is None and self._lazy is None:
             self._lazy = self._loop.call_later(LAZY_SYNC_S, self._lazy_sync)
+
+    def _waits_for_more(self, now: float) -> bool:
+        """Return whether a small sync waits for more messages to confirm (adr/0040). `rounds.due` is when it does so no longer."""
+        commits = self.store.commits
+        if not commits.awaited or commits.urgent or commits.unsynced > SMALL_BYTES:
+            return False
+        if (
+            not commits.syncing or commits.allowed is not None
+        ):  # nothing is synced, or followers gather messages while they sync
+            return False
+        self.rounds.due = self.gathering.until(now, commits.awaited, self._syncer.usual)
+        return self.rounds.due > 0.0
 
     def _lazy_sync(self) -> None:
         self._lazy = None

@@ -19,7 +19,7 @@ cdef class Rounds:
     cdef public object turn, on_due
     cdef public double due
     cdef public bint serving
-    cdef public dict served, keys
+    cdef public dict peers, keys
     cdef public list found
     cdef public Latencies latencies
     cdef object _epoll, _other
@@ -27,5 +27,5 @@ cdef class Rounds:
     cdef bytearray _events
     cdef double _share_ends
 
-    @cython.locals(served=bint, began=double, now=double, count=int, peers=dict, found=list)
+    @cython.locals(served=bint, due=bint, began=double, now=double, count=int, peers=dict, found=list)
     cpdef bint round(self, double timeout) except? 0

@@ -85,7 +85,8 @@ class Rounds:
         """Called behind the input of all peers that were ready, if there were any."""
         self.serving = False
         """Whether peers are being served now: `turn` follows."""
-        self.served: dict[int, Served] = {}
+        self.peers: dict[int, Served] = {}
+        """Whoever is served when a socket is ready, by descriptor."""
         self.keys: dict[int, SelectorKey] = {}
         """asyncio's files."""
         self.found: list[tuple[SelectorKey, int]] = []
@@ -110,10 +111,10 @@ class Rounds:
         A timeout of 0 says that asyncio has callbacks to run. An HTTP request needs several of them, one after the other, and peers that
         publish without pause take milliseconds in each round. So some rounds serve no peers then (`SHARE_S`).
         """
-        served = False
+        served = due = False
         found = self.found = []
         began = ticks.seconds()
-        peers = NOBODY if timeout == 0 and began < self._share_ends else self.served
+        peers = NOBODY if timeout == 0 and began < self._share_ends else self.peers
         if self.due and (timeout < 0 or began + timeout > self.due):
             timeout = max(self.due - began, 0.0)
         self.serving = True
@@ -130,17 +131,18 @@ class Rounds:
                 began = ticks.seconds()
                 served = serve(peers, self._events, count, self.keys, found)
             if self.due and began >= self.due:
-                self.due, served = 0.0, True
+                self.due, due = 0.0, True
                 self.on_due()
         finally:  # a peer has raised: the others may have asked for a turn
             self.serving = False
             self.turn()
-        if served:
+        if served or due:
             now = ticks.seconds()
-            self._share_ends = now + max(now - began, SHARE_S)
+            if served:
+                self._share_ends = now + max(now - began, SHARE_S)
             if self.latencies is not None:
                 self.latencies.held_by_peers(now - began)
-        return served
+        return served or due
 
 
 class Poller(selectors.BaseSelector):
@@ -150,7 +152,7 @@ class Poller(selectors.BaseSelector):
         self._epoll: select.epoll | None = select.epoll() if hasattr(select, "epoll") else None
         self._other = None if self._epoll is not None else selectors.DefaultSelector()
         self.rounds = Rounds(self._epoll, self._other)
-        self._served, self._keys = self.rounds.served, self.rounds.keys
+        self._served, self._keys = self.rounds.peers, self.rounds.keys
         self.loop: Any = None
         """The loop that calls `select`."""
         self._left = 0.0
@@ -158,7 +160,7 @@ class Poller(selectors.BaseSelector):
 
     @property
     def turn(self) -> Callable[[], object]:
-        """Called behind the input of all peers that were ready, if there were any."""
+        """What `rounds` calls behind the input of all peers that were ready. A server sets it here, where `benchmarks.stalls` times it."""
         return self.rounds.turn
 
     @turn.setter

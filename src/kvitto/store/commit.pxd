@@ -21,11 +21,11 @@ cdef class GroupCommit:
     cdef public Commit running
     cdef public unsigned long long syncs
     cdef public Py_ssize_t unsynced, awaited, new_files, new_before, load, load_before
-    cdef public bint syncing, in_haste, waiting, messages_wanted
+    cdef public bint syncing, in_haste, waiting, urgent, messages_wanted
     cdef object _disk, _unannounced
     cdef public dict rest
     cdef dict _segments, _acks, _named, _dirs, _files, _clean
-    cdef public list hurried
+    cdef public list _hurried
     cdef list _seals, _unlinks, _closing, _unhurried, _announcements
     cdef Commit _put_off
 
@@ -43,6 +43,7 @@ cdef class GroupCommit:
     cpdef allow(self, object number)
     cpdef when_synced(self, object callback, bint messages=*)
     cpdef when_announced(self, object callback, bint messages=*)
+    cpdef when_confirmed(self, object callback, Py_ssize_t count)
 
 cdef _call_back(Commit commit)
 cdef bint _has_news(Commit commit) except -1

@@ -166,7 +166,9 @@ class GroupCommit:
         self.unsynced = 0
         """The bytes of messages that have been written since the last commit of messages began."""
         self.awaited = 0
-        """The number of messages whose confirms wait for the next commit."""
+        """The number of messages whose confirms wait for the next commit (`when_confirmed`), without those that were put off."""
+        self.urgent = False
+        """Whether anything but confirms waits for the next commit, so that it may not wait for more of them (server/gathering.py)."""
         self.in_haste = False
         """Whether there is little room on the disk. Callbacks of `after_a_sync` free some, so they ask for a sync of their own then."""
         self._segments: dict[Segment, Log] = {}
@@ -181,7 +183,7 @@ class GroupCommit:
         self._unlinks: list[tuple[str, str]] = []
         self._clean: dict[Segment, Callable[[], None]] = {}
         self._closing: list[File] = []
-        self.hurried: Callbacks = []
+        self._hurried: Callbacks = []
         self._unhurried: Callbacks = []
         self._announcements: Callbacks = []
         self._put_off: Commit | None = None
@@ -208,7 +210,7 @@ class GroupCommit:
             or self._acks
             or self.rest
             or self._dirs
-            or self.hurried
+            or self._hurried
             or self._announcements
             or self._unhurried
             or self._clean
@@ -300,8 +302,8 @@ class GroupCommit:
 
         That covers journal, definitions and inventory. It covers messages only if `messages` is true.
         """
-        self.hurried.append(callback)
-        self.waiting = True
+        self._hurried.append(callback)
+        self.waiting = self.urgent = True
         self.messages_wanted |= messages
 
     def after_a_sync(self, callback: Callable[[], None]) -> None:
@@ -314,8 +316,14 @@ class GroupCommit:
     def when_announced(self, callback: Callable[[], None], messages: bool = True) -> None:
         """Call back once peers may be told that what has been written so far is durable. It covers messages only if `messages` is true."""
         self._announcements.append(callback)
-        self.waiting = True
+        self.waiting = self.urgent = True
         self.messages_wanted |= messages
+
+    def when_confirmed(self, callback: Callable[[], None], count: int) -> None:
+        """Call back like `when_announced` for the confirms of `count` messages, which may wait a moment for those of others."""
+        self._announcements.append(callback)
+        self.waiting = self.messages_wanted = True
+        self.awaited += count
 
     def when_clean(self, segment: Segment, callback: Callable[[], None]) -> None:
         """Call back once all that is in the files of a segment is durable, footer and settlements too."""
@@ -333,7 +341,7 @@ class GroupCommit:
         assert self.running is None
         commit = self.running = Commit(self._disk, list(self._files), list(self._dirs))
         commit.number = self.syncs + 1
-        self.waiting = False
+        self.waiting = self.urgent = False
         self.awaited = 0
         self.new_before = self.load_before = 0
         self._files.clear()
@@ -360,8 +368,8 @@ class GroupCommit:
             commit.completes = not self.rest
         if self._unlinks:
             commit.unlinks, self._unlinks = self._unlinks, []
-        if self.hurried:
-            commit.hurried, self.hurried = self.hurried, []
+        if self._hurried:
+            commit.hurried, self._hurried = self._hurried, []
         if self._unhurried:
             commit.unhurried, self._unhurried = self._unhurried, []
         if self._announcements:
@@ -397,7 +405,8 @@ class GroupCommit:
         """
         commit.put_off = True
         self._put_off = commit
-        self.waiting = self.waiting or bool(commit.hurried or commit.announcements)
+        if commit.hurried or commit.announcements:
+            self.waiting = self.urgent = True
 
     def call_back(self, commit: Commit) -> None:
         """End stage one: call what was passed to `when_synced`, then what was passed to `after_a_sync`, each in order."""

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from kvitto.store.store import Store
 
 NO_ENTRIES = Buf(0)
-
+"""The entries of a block that only says which messages have been delivered. Nobody writes to it."""
 LARGE_BYTES = 4 << 20
 """A segment of a deleted queue that is larger than this is unlinked by itself, in a turn of its own."""
 ROLL_WHEN_SETTLED_BYTES = 8 << 20

@@ -1,4 +1,5 @@
 # Inline twins of bits.py for compiled callers. Loads and stores go through memcpy, which gcc turns into one move.
+from cpython.bytes cimport PyBytes_FromStringAndSize
 
 cdef extern from * nogil:
     """
@@ -64,8 +65,6 @@ cdef extern from * nogil:
     void kv_put_le64(unsigned char* p, unsigned long long v) noexcept
     void kv_copy(unsigned char* d, const unsigned char* s, Py_ssize_t n) noexcept
     bint kv_same(const unsigned char* a, const unsigned char* b, Py_ssize_t n) noexcept
-
-from cpython.bytes cimport PyBytes_FromStringAndSize
 
 cdef inline bytes piece(const unsigned char* p, Py_ssize_t i, Py_ssize_t n):
     return PyBytes_FromStringAndSize(<const char*>p + i, n)
