@@ -44,16 +44,28 @@ def test_nobody_waits_for_long_where_syncs_are_slow_and_not_at_all_where_they_co
     assert gather.until(100.0001, 1, 0.0) == 0.0
 
 
-def test_what_was_usual_fades() -> None:
-    """One burst does not make a lone publisher wait for long behind it."""
-    gather, now = Gathering(), 100.0
-    gather.begun(now, 1000)
-    waits = 0
+def test_a_wait_in_vain_is_the_last_one() -> None:
+    """A busy publisher beside one that is seen now and then waits once for each time that one sync covered both."""
+    gather = Gathering()
+    gather.begun(100.0, 20)
+    assert gather.until(100.0001, 1, SYNC_S)
+    gather.begun(100.0 + LIMIT_S, 1)
+    for _ in range(1000):
+        assert gather.until(100.0001 + LIMIT_S, 1, SYNC_S) == 0.0
+        gather.begun(100.0001 + LIMIT_S, 1)
+
+
+def test_waits_go_on_while_they_bring_more() -> None:
+    """Although not as much as in the largest sync of late, whose number fades."""
+    gather, now, waits = Gathering(), 100.0, 0
+    gather.begun(now, 20)
     while gather.until(now + SYNC_S, 1, SYNC_S):
         now += LIMIT_S
-        gather.begun(now, 1)
+        gather.begun(now, 2)
         waits += 1
-    assert 40 < waits < 60
+        if waits == 100:
+            break
+    assert waits == 100, "2 are usual in the end, and one is fewer"
 
 
 @given(st.lists(st.tuples(st.floats(0, 0.002), st.integers(1, 50)), max_size=200), st.floats(0, 0.01))
@@ -75,16 +87,17 @@ def test_no_sync_waits_longer_than_its_limit(arrivals: list[tuple[float, int]], 
 
 @contextmanager
 def broker_with_a_confirming_client() -> Iterator[tuple[Server, Raw]]:
-    """A broker on a disk, whose latest sync has covered two messages."""
+    """A broker on a disk, whose latest sync has covered what two channels have published."""
     with kvitto.Broker() as broker:
         server = broker._server
         assert server is not None
         with Raw(broker.port) as client:
             client.channel(1, confirm=True)
             client.declare("q", durable=True)
-            client.send(content(1, m.BasicPublish("", "q"), b"\0\0", b"together") * 2)
-            while client.expect(m.BasicAck).delivery_tag < 2:
-                pass
+            client.channel(2, confirm=True)
+            client.send(b"".join(content(number, m.BasicPublish("", "q"), b"\0\0", b"together") for number in (1, 2)))
+            client.expect(m.BasicAck)
+            client.expect(m.BasicAck)
             yield server, client
 
 
@@ -103,9 +116,9 @@ def test_one_message_waits_for_another_one_and_one_sync_covers_both() -> None:
         client.call(1, m.QueueDeclare("q", passive=True), m.QueueDeclareOk)
         assert (server.store.commits.awaited, server.store.commits.running) == (1, None)
         syncs = server.store.commits.syncs
-        client.publish(1, "", "q", b"second")
-        while client.expect(m.BasicAck).delivery_tag < 4:
-            pass
+        client.publish(2, "", "q", b"second")
+        client.expect(m.BasicAck)
+        client.expect(m.BasicAck)
         assert server.store.commits.syncs == syncs + 1 and server.rounds.due == 0.0
 
 
@@ -122,20 +135,34 @@ def test_what_somebody_else_waits_for_makes_no_message_wait() -> None:
 @pytest.mark.usefixtures("waiting")
 def test_a_transaction_makes_no_message_wait_and_waits_for_none() -> None:
     with broker_with_a_confirming_client() as (_, client):
-        client.channel(2)
-        client.call(2, m.TxSelect(), m.TxSelectOk)
-        client.publish(2, "", "q", b"in a transaction")
+        client.channel(3)
+        client.call(3, m.TxSelect(), m.TxSelectOk)
+        client.publish(3, "", "q", b"in a transaction")
         client.publish(1, "", "q", b"first")
-        client.put(2, m.TxCommit())
+        client.put(3, m.TxCommit())
         answers = {type(client.method()[1]) for _ in range(2)}
         assert answers == {m.BasicAck, m.TxCommitOk}
 
 
 @pytest.mark.usefixtures("waiting")
 def test_a_message_that_nobody_follows_is_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing but the time that is due begins its sync."""
-    monkeypatch.setattr(gathering, "WAIT_S", 0.05)
+    """Nothing but the time that is due begins its sync, if it has had to wait. The next ones do not wait."""
+    monkeypatch.setattr(gathering, "WAIT_S", 0.2)
     with broker_with_a_confirming_client() as (_, client):
-        for tag in (3, 4, 5):
+        for tag in (2, 3, 4):
             client.publish(1, "", "q", b"alone")
             assert client.expect(m.BasicAck).delivery_tag == tag
+
+
+@pytest.mark.usefixtures("waiting")
+def test_batches_of_a_publisher_that_is_alone_wait_for_nothing() -> None:
+    """Whatever their sizes are: it would wait for itself."""
+    with kvitto.Broker() as broker, Raw(broker.port) as client:
+        client.channel(1, confirm=True)
+        client.declare("q", durable=True)
+        last = 0
+        for size in (2, 1, 5, 1, 3, 2, 1):
+            client.send(content(1, m.BasicPublish("", "q"), b"\0\0", b"together") * size)
+            last += size
+            while client.expect(m.BasicAck).delivery_tag < last:
+                pass

@@ -23,7 +23,7 @@ cdef class Confirms:
 
     @cython.locals(channel=Channel, changes=Py_ssize_t, published=Published)
     cpdef note_published(self)
-    @cython.locals(published=Published, channel=Channel, waiting=list, count=Py_ssize_t)
+    @cython.locals(published=Published, channel=Channel, waiting=list)
     cpdef answer(self)
     @cython.locals(channel=Channel)
     cdef _written(self, Published published, list waiting)

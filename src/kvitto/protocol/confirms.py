@@ -126,10 +126,7 @@ class Confirms:
         if self._waiting:
             self._answer_written()
         if waiting:
-            count = 0
-            for published in waiting:
-                count += published.count
-            self.broker.store.commits.when_confirmed(partial(self._synced, waiting), count)
+            self.broker.store.commits.when_confirmed(partial(self._synced, waiting), len(waiting))
 
     def _written(self, published: Published, waiting: list[Published]) -> None:
         """Handle published messages that are in the files: their channel waits for the next sync, or is answered."""

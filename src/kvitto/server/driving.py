@@ -178,7 +178,7 @@ class Driving(Driver):
     def _waits_for_more(self, now: float) -> bool:
         """Return whether a small sync waits for more messages to confirm (adr/0040). `rounds.due` is when it does so no longer."""
         commits = self.store.commits
-        if not commits.awaited or commits.urgent or commits.unsynced > SMALL_BYTES:
+        if not commits.awaited or commits.urgent or commits.unsynced > SMALL_BYTES or not self.rounds.fine:
             return False
         if (
             not commits.syncing or commits.allowed is not None

@@ -18,7 +18,7 @@ cdef bint handle(dict peers, int fd, int events, dict keys, list found) except -
 cdef class Rounds:
     cdef public object turn, on_due
     cdef public double due
-    cdef public bint serving
+    cdef public bint serving, fine
     cdef public dict peers, keys
     cdef public list found
     cdef public Latencies latencies

@@ -96,6 +96,8 @@ class Rounds:
         self.due = 0.0
         """When `on_due` is to be called, by `ticks.seconds`; 0.0: never. Unlike asyncio's timers it counts less than milliseconds."""
         self.on_due: Callable[[], object] = nothing
+        self.fine = epoll is None or ready.fine(epoll.fileno())
+        """Whether `due` is met to less than a millisecond."""
         self._epoll = epoll
         self._other = other
         self._fd = -1 if epoll is None else epoll.fileno()

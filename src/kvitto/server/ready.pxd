@@ -9,16 +9,16 @@ cdef extern from * nogil:
     #ifndef SYS_epoll_pwait2  /* the C library may be older than the kernel */
     #define SYS_epoll_pwait2 441
     #endif
+    static int kv_coarse = 0;  /* the kernel, or a filter of system calls, knows only milliseconds */
     static int kv_wait(int fd, char *events, int most, double timeout) {
-        static int coarse = 0;  /* the kernel, or a filter of system calls, knows only milliseconds */
         int n;
-        if (timeout > 0 && !coarse) {
+        if (timeout > 0 && !kv_coarse) {
             struct { long long seconds, nanoseconds; } t;
             t.seconds = (long long)timeout;
             t.nanoseconds = (long long)((timeout - (double)t.seconds) * 1e9);
             n = (int)syscall(SYS_epoll_pwait2, fd, events, most, &t, NULL, (size_t)0);
             if (n >= 0 || (errno != ENOSYS && errno != EPERM)) return n < 0 ? -errno : n;
-            coarse = 1;
+            kv_coarse = 1;
         }
         n = (int)(timeout * 1e3);
         n = epoll_wait(fd, (struct epoll_event *)events, most, timeout < 0 ? -1 : n < timeout * 1e3 ? n + 1 : n);
@@ -26,13 +26,20 @@ cdef extern from * nogil:
     }
     static inline int kv_fd(const char *events, Py_ssize_t i) { return ((const struct epoll_event *)events)[i].data.fd; }
     static inline unsigned int kv_bits(const char *events, Py_ssize_t i) { return ((const struct epoll_event *)events)[i].events; }
+    static int kv_fine(int fd) {
+        char event[64];
+        (void)kv_wait(fd, event, 1, 1e-9);
+        return !kv_coarse;
+    }
     #else  /* never called: there is no select.epoll */
     static inline int kv_wait(int fd, char *events, int most, double timeout) { return -ENOSYS; }
+    static inline int kv_fine(int fd) { return 0; }
     static inline int kv_fd(const char *events, Py_ssize_t i) { return -1; }
     static inline unsigned int kv_bits(const char *events, Py_ssize_t i) { return 0; }
     #endif
     """
     int kv_wait(int fd, char *events, int most, double timeout) noexcept
+    int kv_fine(int fd) noexcept
     int kv_fd(const char *events, Py_ssize_t i) noexcept
     unsigned int kv_bits(const char *events, Py_ssize_t i) noexcept
 
@@ -53,6 +60,9 @@ cdef inline int wait(object epoll, int fd, bytearray events, int most, double ti
     if n < 0:
         raise OSError(-n, "the system does not say which sockets are ready")
     return n
+
+cdef inline bint fine(int fd) noexcept:
+    return kv_fine(fd)
 
 cdef inline int descriptor(bytearray events, Py_ssize_t i) noexcept:
     return kv_fd(events, i)

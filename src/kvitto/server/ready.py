@@ -16,7 +16,7 @@ EVENT_BYTES = 16
 
 def wait(epoll: select.epoll, fd: int, events: bytearray, most: int, timeout: float) -> int:
     """Wait until files are ready, and return their number, at most `most`. It is 0 after `timeout` seconds and after a signal.
-    A `timeout` of less than 0 stands for no limit. It is rounded up to milliseconds here, and where the kernel is older than Linux 5.11.
+    A `timeout` of less than 0 stands for no limit. It is rounded up to milliseconds here, and where `fine` is false: before Linux 5.11.
 
     `fd` is the descriptor of `epoll`. Raises OSError.
     """
@@ -27,6 +27,11 @@ def wait(epoll: select.epoll, fd: int, events: bytearray, most: int, timeout: fl
     for i, event in enumerate(found):
         _EVENT.pack_into(events, _EVENT.size * i, *event)
     return len(found)
+
+
+def fine(fd: int) -> bool:
+    """Return whether `wait` counts less than milliseconds. This form does not, but who interprets the broker is in no hurry."""
+    return fd >= 0
 
 
 def descriptor(events: bytearray, i: int) -> int:

@@ -166,7 +166,7 @@ class GroupCommit:
         self.unsynced = 0
         """The bytes of messages that have been written since the last commit of messages began."""
         self.awaited = 0
-        """The number of messages whose confirms wait for the next commit (`when_confirmed`), without those that were put off."""
+        """The number of batches whose confirms wait for the next commit (`when_confirmed`), without those that were put off."""
         self.urgent = False
         """Whether anything but confirms waits for the next commit, so that it may not wait for more of them (server/gathering.py)."""
         self.in_haste = False
@@ -320,7 +320,10 @@ class GroupCommit:
         self.messages_wanted |= messages
 
     def when_confirmed(self, callback: Callable[[], None], count: int) -> None:
-        """Call back like `when_announced` for the confirms of `count` messages, which may wait a moment for those of others."""
+        """Call back like `when_announced` for confirms, which may wait a moment for those of others.
+
+        `count`: the number of batches, each of which a channel has published at one moment.
+        """
         self._announcements.append(callback)
         self.waiting = self.messages_wanted = True
         self.awaited += count
