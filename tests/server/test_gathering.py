@@ -103,8 +103,10 @@ def broker_with_a_confirming_client() -> Iterator[tuple[Server, Raw]]:
 
 @pytest.fixture
 def waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A message waits for the next one as long as it takes. No lazy sync helps a sync that is never begun."""
+    """A message waits for the next one as long as it takes, also behind a turn that a loaded machine has interrupted. No lazy sync helps a
+    sync that is never begun."""
     monkeypatch.setattr(driving, "LAZY_SYNC_S", 3600.0)
+    monkeypatch.setattr(driving, "SYNCS_S", 3600.0)
     monkeypatch.setattr(gathering, "WAIT_S", 3600.0)
     monkeypatch.setattr(gathering, "SYNCS", 1e12)
 
