@@ -68,7 +68,8 @@ def watch_peers(kind: Any, timed: Any) -> None:
         if turn is not None:
             turn.fset(self, self.timed_turn)
 
-    # in older checkouts it is a plain attribute
+    kind.watch = watch
+    # `turn` is a plain attribute in older checkouts
     kind.turn = property(lambda self: self.timed_turn, set_turn)
 
 

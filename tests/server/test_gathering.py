@@ -1,4 +1,4 @@
-"""A small sync waits a moment for more messages to confirm, if more came lately (docs/adr/0040). Confirms come behind it (C2)."""
+"""A small sync waits a moment for other publishers, if there were some lately (docs/adr/0040). Confirms still come behind it (C2)."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_wait_in_vain_is_the_last_one() -> None:
 
 
 def test_waits_go_on_while_they_bring_more() -> None:
-    """Although not as much as in the largest sync of late, whose number fades."""
+    """They need not bring as many as the largest of the recent syncs had."""
     gather, now, waits = Gathering(), 100.0, 0
     gather.begun(now, 20)
     while gather.until(now + SYNC_S, 1, SYNC_S):
@@ -158,7 +158,7 @@ def test_a_message_that_nobody_follows_is_confirmed(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.usefixtures("waiting")
 def test_batches_of_a_publisher_that_is_alone_wait_for_nothing() -> None:
-    """Whatever their sizes are: it would wait for itself."""
+    """Their sizes do not matter: the publisher would only wait for itself."""
     with kvitto.Broker() as broker, Raw(broker.port) as client:
         client.channel(1, confirm=True)
         client.declare("q", durable=True)

@@ -25,7 +25,7 @@ def put(
     journal: int,
     durable: int,
 ) -> None:
-    """Write a header, in which the checksum is 0, at the begin of `p`, a buffer of zeros."""
+    """Write a header at the start of `p`, a buffer of zeros. Its checksum stays 0."""
     p[: BATCH.size] = BATCH.pack(BATCH_MAGIC, length, 0, first, time_ms, count, meta_len, body_len, 0, journal, durable)
 
 

@@ -1,4 +1,4 @@
-"""The checksum in what begins a batch, a block of settlements and a record of the journal (`layouts.Prefix`).
+"""The checksum in the prefix with which a batch, a block of settlements and a record of the journal begin (`layouts.Prefix`).
 
 `prefix.pxd` holds the inline C twin.
 """
@@ -13,5 +13,5 @@ CHECKSUM_AT = PREFIX.at["checksum"]
 
 
 def put_checksum(p: bytearray, checksum: int) -> None:
-    """Write the checksum of what lies behind the prefix, which begins at the begin of `p`."""
+    """Write the checksum into the prefix at the start of `p`. It covers what lies behind the prefix."""
     bits.put_le64(p, CHECKSUM_AT, checksum)

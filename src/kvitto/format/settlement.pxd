@@ -1,4 +1,5 @@
-# Inline twins of settlement.py for compiled callers. The numbers are those of layouts.SETTLEMENT and layouts.BLOCK; tests/format/test_twins.py compares them.
+# Inline twins of settlement.py for compiled callers. The numbers are those of layouts.SETTLEMENT and layouts.BLOCK;
+# tests/format/test_twins.py compares them.
 from kvitto.wire cimport bits
 
 cdef enum:
@@ -12,7 +13,6 @@ cdef enum:
     BLOCK_SIZE = 40
     BLOCK_MAGIC_AT = 0
     BLOCK_LENGTH_AT = 4
-    BLOCK_CHECKSUM_AT = 8
     BLOCK_TIME_MS_AT = 16
     BLOCK_MARK_AT = 24
     BLOCK_ENTRIES_AT = 32

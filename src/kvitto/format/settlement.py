@@ -73,7 +73,7 @@ def put(p: bytearray, e: int, offset: int, count: int, outcome: int, deliveries:
 
 
 def put_block(p: bytearray, length: int, time_ms: int, mark: int, entries: int, durable: int) -> None:
-    """Write the head of a block, in which the checksum is 0, at the begin of `p`, a buffer of zeros."""
+    """Write the head of a block at the start of `p`, a buffer of zeros. Its checksum stays 0."""
     p[: BLOCK.size] = BLOCK.pack(BLOCK_MAGIC, length, 0, time_ms, mark, entries, min(durable, DURABLE_MAX))
 
 

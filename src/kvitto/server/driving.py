@@ -176,13 +176,12 @@ class Driving(Driver):
             self._lazy = self._loop.call_later(LAZY_SYNC_S, self._lazy_sync)
 
     def _waits_for_more(self, now: float) -> bool:
-        """Return whether a small sync waits for more messages to confirm (adr/0040). `rounds.due` is when it does so no longer."""
+        """Return whether a small sync waits for other publishers (adr/0040). If so, `rounds.due` says until when."""
         commits = self.store.commits
         if not commits.awaited or commits.urgent or commits.unsynced > SMALL_BYTES or not self.rounds.fine:
             return False
-        if (
-            not commits.syncing or commits.allowed is not None
-        ):  # nothing is synced, or followers gather messages while they sync
+        # where syncs are off there is nothing to save, and with followers more messages come while those sync
+        if not commits.syncing or commits.allowed is not None:
             return False
         self.rounds.due = self.gathering.until(now, commits.awaited, self._syncer.usual)
         return self.rounds.due > 0.0

@@ -86,18 +86,18 @@ class Rounds:
         self.serving = False
         """Whether peers are being served now: `turn` follows."""
         self.peers: dict[int, Served] = {}
-        """Whoever is served when a socket is ready, by descriptor."""
+        """The peers, by the descriptors of their sockets. Each is served when its socket is ready."""
         self.keys: dict[int, SelectorKey] = {}
         """asyncio's files."""
         self.found: list[tuple[SelectorKey, int]] = []
-        """What the last round has found for asyncio."""
+        """Those of asyncio's files that were ready in the last round, with their events."""
         self.latencies: Latencies | None = None
         """The histograms of the server that runs in the loop."""
         self.due = 0.0
-        """When `on_due` is to be called, by `ticks.seconds`; 0.0: never. Unlike asyncio's timers it counts less than milliseconds."""
+        """The time of `ticks.seconds` at which `on_due` is called; 0.0: never. Asyncio's timers are not finer than a millisecond."""
         self.on_due: Callable[[], object] = nothing
         self.fine = epoll is None or ready.fine(epoll.fileno())
-        """Whether `due` is met to less than a millisecond."""
+        """Whether a wait can end at `due`, and not up to a millisecond later."""
         self._epoll = epoll
         self._other = other
         self._fd = -1 if epoll is None else epoll.fileno()

@@ -30,7 +30,7 @@ def wait(epoll: select.epoll, fd: int, events: bytearray, most: int, timeout: fl
 
 
 def fine(fd: int) -> bool:
-    """Return whether `wait` counts less than milliseconds. This form does not, but who interprets the broker is in no hurry."""
+    """Return whether `wait` can wait for less than a millisecond. This form cannot; it says so all the same, and both go the same way."""
     return fd >= 0
 
 

@@ -3,7 +3,7 @@ from kvitto.format cimport batch_head, entry, prefix
 from kvitto.wire cimport bits, check
 from kvitto.wire.buf cimport Buf
 
-cdef Py_ssize_t _HEADER, _PREFIX
+cdef Py_ssize_t _HEADER
 cdef unsigned int _HAS_TYPE, _HAS_ENCODING, _HAS_HEADERS, _HAS_MODE, _HAS_PRIORITY
 
 cdef class Batch:

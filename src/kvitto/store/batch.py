@@ -14,7 +14,7 @@ from xxhash import xxh3_64, xxh3_64_intdigest
 
 from kvitto.base.errors import StoreError
 from kvitto.format import batch_head, entry, prefix
-from kvitto.format.layouts import BATCH, BATCH_MAGIC, PREFIX
+from kvitto.format.layouts import BATCH, BATCH_MAGIC
 from kvitto.store import pieces
 from kvitto.wire import bits, check
 from kvitto.wire.buf import Buf
@@ -27,7 +27,6 @@ SMALL = 4096
 """A batch of at most this many bytes is copied into one buffer to be written."""
 
 _HEADER = HEADER  # C variables when compiled
-_PREFIX = PREFIX.size
 # bits in the first byte of the property flags
 _HAS_TYPE, _HAS_ENCODING, _HAS_HEADERS, _HAS_MODE, _HAS_PRIORITY = 0x80, 0x40, 0x20, 0x10, 0x08
 
@@ -305,7 +304,7 @@ class Batch:
         if self.size() <= SMALL:
             return [self._seal_whole(durable, salt)]
         head, parts = self.head(durable), self.areas()
-        digest = xxh3_64(memoryview(head)[_PREFIX:], salt)
+        digest = xxh3_64(memoryview(head)[prefix.SIZE :], salt)
         for part in parts:
             digest.update(part)
         prefix.put_checksum(head, digest.intdigest())
@@ -434,5 +433,5 @@ def whole_before(chunk, n, offset):  # type: ignore[no-untyped-def]
 
 def verify(data: bytearray | memoryview | bytes, at: int, header: BatchHeader, salt: int) -> bool:
     """Whether the batch of `header`, wholly in `data` at `at`, carries the checksum that it has in the segment with this salt."""
-    view = memoryview(data)[at + _PREFIX : at + header.length]
+    view = memoryview(data)[at + prefix.SIZE : at + header.length]
     return bool(xxh3_64_intdigest(view, salt) == header.checksum)

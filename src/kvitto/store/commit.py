@@ -166,9 +166,9 @@ class GroupCommit:
         self.unsynced = 0
         """The bytes of messages that have been written since the last commit of messages began."""
         self.awaited = 0
-        """The number of batches whose confirms wait for the next commit (`when_confirmed`), without those that were put off."""
+        """How many batches have confirms that wait for the next commit (`when_confirmed`), apart from those that were put off to it."""
         self.urgent = False
-        """Whether anything but confirms waits for the next commit, so that it may not wait for more of them (server/gathering.py)."""
+        """Whether anything else waits for the next commit. Then its sync may not wait for other publishers (server/gathering.py)."""
         self.in_haste = False
         """Whether there is little room on the disk. Callbacks of `after_a_sync` free some, so they ask for a sync of their own then."""
         self._segments: dict[Segment, Log] = {}
@@ -320,9 +320,9 @@ class GroupCommit:
         self.messages_wanted |= messages
 
     def when_confirmed(self, callback: Callable[[], None], count: int) -> None:
-        """Call back like `when_announced` for confirms, which may wait a moment for those of others.
+        """Call back as `when_announced` does. This is for confirms, whose sync may wait a moment for other publishers.
 
-        `count`: the number of batches, each of which a channel has published at one moment.
+        `count`: how many batches they are for. A batch is what a channel has published at one moment.
         """
         self._announcements.append(callback)
         self.waiting = self.messages_wanted = True

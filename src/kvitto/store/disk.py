@@ -221,7 +221,7 @@ def fail(action: str, path: str, error: OSError) -> NoReturn:
 
 
 def without_read_ahead(file: File) -> None:
-    """Tell the system to read nothing of an open file ahead of what is asked for, where it can be told."""
+    """Ask the system not to read ahead in an open file, where it can be asked."""
     fd = file.fileno()
     if fd >= 0 and hasattr(os, "posix_fadvise"):
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
