@@ -16,6 +16,7 @@ from setuptools.errors import CompileError, ExecError, LinkError, PlatformError
 ROOT = Path(__file__).parent
 HOT = [
     "kvitto/base/clock.py",
+    "kvitto/base/turn_part.py",
     "kvitto/wire/buf.py",
     "kvitto/wire/check.py",
     "kvitto/wire/fields.py",
@@ -34,6 +35,8 @@ HOT = [
     "kvitto/broker/timers.py",
     "kvitto/broker/latencies.py",
     "kvitto/broker/state.py",
+    "kvitto/broker/faults.py",
+    "kvitto/broker/queues/later_writes.py",
     "kvitto/broker/queues/consumer.py",
     "kvitto/broker/queues/rota.py",
     "kvitto/broker/queues/counted.py",
@@ -78,6 +81,8 @@ CHECKED = {
     "kvitto/store/store.py",
     "kvitto/broker/timers.py",
     "kvitto/broker/state.py",
+    "kvitto/broker/faults.py",
+    "kvitto/broker/queues/later_writes.py",
     "kvitto/broker/turning.py",
     "kvitto/protocol/confirms.py",
     "kvitto/protocol/hub.py",

@@ -101,7 +101,7 @@ def test_what_one_sync_has_made_durable_is_applied_in_several_turns(monkeypatch:
     harness = BrokerHarness()
     dead = harness.declare("dead")
     rejected(harness, "q", 60, 10)
-    while harness.broker.dead_letters.moves:
+    while harness.broker.dead_letters.waiting:
         harness.broker.turn(WRITE_COST)
     assert dead.ready == 0
     for _ in range(2):  # the first one makes the file of the journal known
@@ -145,7 +145,7 @@ def test_a_turn_sends_no_more_than_it_may_and_asks_for_another(durable: bool, mo
     queue.reject(0, 20)
     for moving in (13, 6, 0):
         harness.turn()
-        assert sum(n for line in harness.broker.dead_letters.moves.values() for _, n, _ in line) == moving
+        assert sum(n for line in harness.broker.dead_letters.waiting.values() for _, n, _ in line) == moving
         assert moving == 0 or harness.broker.timers.next_ms == harness.clock.monotonic_ms()
     harness.settle_down()
     assert dead.ready == 20 and queue.messages == 0
@@ -170,9 +170,9 @@ def test_dead_letters_that_wait_cost_no_memory_each() -> None:
     harness = BrokerHarness()
     harness.declare("dead")
     rejected(harness, "q", 30)
-    assert list(harness.broker.dead_letters.moves[harness.queue("q")]) == [(0, 30, "rejected")]
+    assert list(harness.broker.dead_letters.waiting[harness.queue("q")]) == [(0, 30, "rejected")]
     harness.queue("q").dead_letter(30, 2, "rejected", 0)
-    assert list(harness.broker.dead_letters.moves[harness.queue("q")]) == [(0, 32, "rejected")]
+    assert list(harness.broker.dead_letters.waiting[harness.queue("q")]) == [(0, 32, "rejected")]
 
 
 def test_a_letter_that_no_record_can_hold_stays(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +197,7 @@ def test_deleted_queues_leave_no_letters_behind() -> None:
     rejected(harness, "q", 3)
     harness.delete("q")
     harness.settle_down()
-    assert harness.broker.dead_letters.moves == {} and harness.peek("dead") == []
+    assert harness.broker.dead_letters.waiting == {} and harness.peek("dead") == []
 
 
 def test_w8_a_letter_with_a_long_way_is_routed_in_pieces_and_others_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +243,7 @@ def test_a_queue_that_is_deleted_while_its_letter_is_routed_is_forgotten() -> No
     assert queue.moving == 1
     harness.delete("q")
     harness.settle_down()
-    assert not harness.broker.dead_letters.moves and not harness.broker.dead_letters._addressing
+    assert not harness.broker.dead_letters.waiting and not harness.broker.dead_letters._addressing
 
 
 def test_letters_with_very_many_headers_take_more_turns() -> None:

@@ -398,7 +398,7 @@ def rejected(harness: BrokerHarness) -> None:
     harness.settle_down()
     harness.queue("source").reject(harness.take("source")[0].offset, 1)
     harness.turn()
-    while not harness.broker.records.due:
+    while not harness.broker.records.waiting:
         harness.broker.sync_files()
 
 
@@ -420,14 +420,14 @@ def test_deliveries_go_on_behind_a_first_write_that_has_waited(
 ) -> None:
     monkeypatch.setattr(later_writes, "NEW_FILES_PER_COMMIT", 1)
     rejected(harness)
-    due = list(harness.broker.records.due)
-    harness.broker.records.due.clear()
+    due = list(harness.broker.records.waiting)
+    harness.broker.records.waiting.clear()
     harness.declare("other")
     harness.publish("other", b"takes the room for one file")
     put(harness, "a", b"plain", "late")
     harness.broker.turn(10_000)
     assert harness.queue("late").waits_for_commit
-    harness.broker.records.due.extend(due)
+    harness.broker.records.waiting.extend(due)
     for _ in range(5):
         harness.broker.turn(10_000)
         harness.broker.sync_files()

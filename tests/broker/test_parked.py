@@ -159,7 +159,7 @@ def test_those_without_room_on_the_disk_are_tried_less_and_less_often(watch: Wat
     watch.harness.disk.full = True
     watch.harness.broker.tick()
     watch.harness.turn()
-    while watch.harness.broker.dead_letters.moves:
+    while watch.harness.broker.dead_letters.waiting:
         watch.harness.turn()
     assert len(queue.parked) == 200 and queue.parked.kinds.keys() == {("expired", DISK)}
     watch.looks = 0

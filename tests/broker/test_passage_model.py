@@ -244,7 +244,7 @@ class PassageModel(RuleBasedStateMachine):
         for bodies in (inside, *there.values()):
             numbers = [body[:6] for body in bodies]
             assert numbers == sorted(set(numbers)), "once, and in order"
-        records = bool(self.harness.broker.records.due) or self.passage.onward.busy
+        records = bool(self.harness.broker.records.waiting) or self.passage.onward.busy
         for note in self.notes:
             out = {name for name in QUEUES if note.body in there[name] or name in note.gone}
             if note.body in inside:

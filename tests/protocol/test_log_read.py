@@ -67,7 +67,7 @@ def test_a_queue_full_of_holes_is_read_over_several_turns(steps: list[int]) -> N
     wire.frames()
     wire.put(1, m.LogRead("q", "r", 0, 2000))
     turns = 0
-    while len(harness.broker.readers.ready):
+    while len(harness.broker.readers.waiting):
         harness.turn()
         turns += 1
     assert turns > 2
@@ -86,7 +86,7 @@ def test_readers_share_the_steps_of_a_turn() -> None:
     for other in others:
         other.put(1, m.LogRead("q", "r", 0, 1000))
     seen = []
-    while len(harness.broker.readers.ready):
+    while len(harness.broker.readers.waiting):
         harness.turn()
         seen.append([len(other.methods()) for other in others])
     assert sum(seen[0]) <= readers.STEPS, "all of them together in one turn"
@@ -123,7 +123,7 @@ def test_a_message_whose_properties_do_not_fit_the_negotiated_frame_ends_the_cha
     assert isinstance(found[-1], m.ChannelClose)
     assert (found[-1].reply_code, found[-1].class_id, found[-1].method_id) == (406, 19286, 20)
     assert "4096" in found[-1].reply_text
-    assert not len(harness.broker.readers.ready)
+    assert not len(harness.broker.readers.waiting)
     assert ask(small, m.ChannelCloseOk(), m.ChannelOpen()) == m.ChannelOpenOk()
     small.put(1, m.LogRead("q", "r", 2, 3))
     harness.settle_down()

@@ -346,7 +346,7 @@ def step(harness: ProtocolHarness) -> None:
 
 def until_durable(harness: ProtocolHarness) -> None:
     """A record of the journal is durable, and wants to be applied."""
-    while not harness.broker.records.due:
+    while not harness.broker.records.waiting:
         step(harness)
 
 

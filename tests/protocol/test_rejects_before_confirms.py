@@ -60,7 +60,7 @@ def test_a_confirm_does_not_overtake_rejects_because_letters_of_others_are_left(
     wire.methods()
     wire.put(1, m.BasicNack(len(others) * each, True, False))
     harness.turn()
-    assert len(harness.broker.dead_letters.moves) == 8
+    assert len(harness.broker.dead_letters.waiting) == 8
     wire.put(1, m.BasicNack(len(others) * each + 1, False, False))
     wire.feed(content(1, "behind", b"second"))
     harness.broker.turn_s = NO_TIME_S

@@ -702,7 +702,7 @@ def test_a_channel_reads_one_range_at_a_time() -> None:
     wire.put(1, m.LogRead("q", "a", 0, 9), m.LogRead("q", "b", 0, 9))
     harness.settle_down()
     assert [x.reply_code for x in wire.methods() if isinstance(x, m.ChannelClose)] == [406]
-    assert not harness.broker.readers.ready
+    assert not harness.broker.readers.waiting
 
 
 def test_update_secret(raw: Raw) -> None:

@@ -33,7 +33,7 @@ def test_dead_letters_go_on_with_one_in_each_turn(harness: ProtocolHarness) -> N
     wire.feed(b"".join(content(1, "work", b"rejected") for _ in range(LETTERS_PER_TURN + more)))
     harness.settle_down()
     wire.put(1, m.BasicNack(0, True, False))
-    queues, moves, waiting = harness.broker.vhosts["/"].queues, harness.broker.dead_letters.moves, list[int]()
+    queues, moves, waiting = harness.broker.vhosts["/"].queues, harness.broker.dead_letters.waiting, list[int]()
     harness.turn()
     while moves:
         waiting.append(sum(count for _, count, _ in next(iter(moves.values()))))

@@ -241,7 +241,7 @@ def moving(harness: BrokerHarness) -> bool:
     letters, writers = harness.broker.dead_letters, harness.broker.stages.writers.values()
     passing = hidden_queues(harness.broker).get(PASSING)
     passes = passing is not None and passing.messages > 0
-    return bool(letters.moves or letters.in_flight or passes or any(writer.moving for writer in writers))
+    return bool(letters.waiting or letters.in_flight or passes or any(writer.moving for writer in writers))
 
 
 def rest(harness: BrokerHarness) -> None:

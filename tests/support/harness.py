@@ -56,7 +56,7 @@ class BrokerHarness:
         for _ in range(2000):
             if self.store.commits.dirty:
                 self.sync()
-            elif self.broker.dead_letters.moves or self.broker.jobs.waiting or self.store.has_work():
+            elif self.broker.dead_letters.waiting or self.broker.jobs.waiting or self.store.has_work():
                 self.turn()
             else:
                 return

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 
+from kvitto.base.turn_part import TurnPart
 from kvitto.broker import walls
 
 PIECES_PER_TURN = 4
@@ -39,7 +40,7 @@ def nothing() -> None:
     """The `done` of a job that nobody waits for."""
 
 
-class Jobs(walls.Routine):
+class Jobs(walls.Routine, TurnPart):
     """The jobs of a broker, served in rotation, one piece of each."""
 
     def __init__(self, out_of_time: Callable[[], bool] = lambda: False) -> None:

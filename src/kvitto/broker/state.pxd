@@ -2,6 +2,7 @@ cimport cython
 from kvitto.base cimport ticks
 from kvitto.base.clock cimport Clock
 from kvitto.broker.latencies cimport Latencies
+from kvitto.broker.queues.later_writes cimport LaterWrites
 from kvitto.broker.timers cimport Timers
 from kvitto.store.store cimport Store
 
@@ -12,7 +13,7 @@ cdef class TurnState:
     cdef public Timers timers
     cdef public Latencies latencies
     cdef public dict unwritten, pressed, slow, unmarked
-    cdef public object later_writes
+    cdef public LaterWrites later_writes
     cdef public object dirty, late
     cdef public long long now_ms, now_us, set_back_ms
     cdef public Py_ssize_t written, turns, allowance, left, changes_each, changes_left

@@ -1,9 +1,14 @@
 cimport cython
+from kvitto.base.turn_part cimport TurnPart
+from kvitto.broker.faults cimport Faults
+from kvitto.broker.queues.later_writes cimport LaterWrites
 from kvitto.broker.queues.queue cimport Queue
 from kvitto.broker.state cimport TurnState
 
 cdef class Turning(TurnState):
-    cdef public object faults, jobs, readers, records, dead_letters, stages, on_full
+    cdef public Faults faults
+    cdef public TurnPart jobs, readers, records, dead_letters, stages
+    cdef public object on_full
     cdef public dict queues
     cdef public bint applying
     cdef double _queue_size
@@ -13,6 +18,7 @@ cdef class Turning(TurnState):
 
     cpdef bint idle(self) except -1
     cpdef bint unfinished(self) except -1
+    @cython.locals(later_writes=LaterWrites, waiting=double)
     cpdef turn(self, Py_ssize_t most=*)
     @cython.locals(queue=Queue, size=Py_ssize_t, cost=Py_ssize_t, least=Py_ssize_t)
     cdef Py_ssize_t _write_dirty(self, Py_ssize_t most) except? -1

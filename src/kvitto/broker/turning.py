@@ -80,10 +80,10 @@ class Turning(TurnState):
         return not (
             self.dirty
             or self.late
-            or self.readers.ready
-            or self.records.due
-            or self.dead_letters.moves
-            or self.stages.due
+            or self.readers.waiting
+            or self.records.waiting
+            or self.dead_letters.waiting
+            or self.stages.waiting
             or self.later_writes.waiting
             or self.store.has_work()
         )
@@ -93,10 +93,10 @@ class Turning(TurnState):
         return bool(
             self.dirty
             or self.late
-            or self.records.due
+            or self.records.waiting
             or self.jobs.waiting
-            or self.readers.ready
-            or self.later_writes.may_go_on
+            or self.readers.waiting
+            or (self.later_writes.waiting and self.later_writes.may_go_on)
             or self.store.has_work()
         )
 
@@ -112,32 +112,33 @@ class Turning(TurnState):
         self.turns += 1
         if self.store.has_work():
             self.store.work()
-        if self.records.due:
+        if self.records.waiting:
             self.records.apply(most)
         if self.store.journal.applied > self._noted:
             self._noted = self.store.journal.applied
             self._applied.append((self.changes, self._noted))
         if self.late:
             self._pump_late()
-        if self.readers.ready:
+        if self.readers.waiting:
             walls.run(self.readers, self.readers.pump)
-        self.later_writes.limited = most < sys.maxsize
-        if self.later_writes.waiting:
+        later_writes = self.later_writes
+        later_writes.limited = most < sys.maxsize
+        if later_writes.waiting:
             # half of the turn is for the queues that do not wait: who waits for those does not wait for all others
             most -= self._write_later(most - most // 2)
         while True:
             most = self._write_dirty(most)
             if self.faults.failed:
                 self.faults.end_failed()
-            if self.dead_letters.moves:
+            if self.dead_letters.waiting:
                 walls.run(self.dead_letters, self.dead_letters.run)
-            if self.stages.due:
+            if self.stages.waiting:
                 walls.run(self.stages, self.stages.run)
             if not self.dirty or most <= 0 or self.out_of_time():
                 break
         if self.unmarked:
             self.write_marks()
-        if self.dead_letters.moves and not self.dead_letters.held_up:
+        if self.dead_letters.waiting and not self.dead_letters.held_up:
             self.timers.after(0, nothing)  # asks for another turn soon
         if self.slow:
             for queue in [queue for queue in self.slow if queue.deleted]:
@@ -145,7 +146,7 @@ class Turning(TurnState):
                 queue.tail.closed.clear()
         if (self._applied or self._applied_to_slow) and not self.unwritten:
             self._note_applied()
-        waiting = (len(self.dirty) + self.later_writes.waiting) * self._queue_size + self.later_writes.bytes
+        waiting = (len(self.dirty) + later_writes.waiting) * self._queue_size + later_writes.bytes
         self.behind = waiting > BEHIND_BYTES
         self.left, self.allowance = self.allowance, ALLOWANCE
         self.changes_left = self.changes_each

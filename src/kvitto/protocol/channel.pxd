@@ -41,6 +41,8 @@ cdef class Channel:
     @cython.locals(count="long long", route=Route)
     cpdef count_published(self)
     cpdef touch(self)
+    @cython.locals(last="unsigned long long", count="unsigned long long")
+    cpdef confirm_to(self, unsigned long long sequence)
     cdef several(self, Py_ssize_t count, Py_ssize_t body_len)
     @cython.locals(b=Buf, o=Py_ssize_t, tag="unsigned long long")
     cdef unsigned long long remember(self, unsigned long long offset, Py_ssize_t body_len, unsigned int slot) except? 0

@@ -515,7 +515,7 @@ class Channel:
         self.touched = True
         self.connection.confirms.touched.append(self)
 
-    def confirm_to(self, sequence: int) -> None:
+    def confirm_to(self, sequence):  # type: ignore[no-untyped-def]
         """Confirm every publish up to `sequence` that was not refused (C2), with one cumulative ack."""
         if self.closing or sequence <= self.confirmed:
             return

@@ -3,6 +3,8 @@ from kvitto.broker.routing.route cimport Route
 from kvitto.broker.turning cimport Turning
 from kvitto.protocol.channel cimport Channel
 
+cdef class Confirms
+
 cdef class Published:
     cdef public Py_ssize_t changes
     cdef public Channel channel
@@ -12,23 +14,31 @@ cdef class Published:
     cdef public Route route
     cdef public list used
 
+    cdef note(self, Py_ssize_t changes, Channel channel, long long arrived_us)
+
+cdef class Written:
+    cdef public Confirms confirms
+    cdef public list published
+
 cdef class Confirms:
     cdef object __weakref__
     cdef public Turning broker
     cdef public list touched
     cdef public unsigned long long received, answered
     cdef dict _durable, _late
-    cdef object _published, _waiting
-    cdef list _unwritten, _late_waiting
+    cdef object _waiting
+    cdef list _published, _unwritten, _late_waiting
 
     @cython.locals(channel=Channel, changes=Py_ssize_t, published=Published)
     cpdef note_published(self)
-    @cython.locals(published=Published, channel=Channel, waiting=list)
+    @cython.locals(published=Published, channel=Channel, written=Written, broker=Turning, count=Py_ssize_t, sequence="unsigned long long")
     cpdef answer(self)
+    @cython.locals(published=list)
+    cdef list _take(self, Py_ssize_t count)
     @cython.locals(channel=Channel)
-    cdef _written(self, Published published, list waiting)
+    cdef _written(self, Published published, Written written)
     @cython.locals(now_us="long long", published=Published, channel=Channel)
-    cpdef _synced(self, list waiting)
+    cpdef synced(self, list synced)
     cdef _note_wait(self, Published published, long long now_us)
     @cython.locals(before="unsigned long long")
-    cdef _answer(self, Channel channel, object sequence)
+    cdef _answer(self, Channel channel, unsigned long long sequence)

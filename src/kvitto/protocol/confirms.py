@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import TYPE_CHECKING
 
 from kvitto.broker import walls
@@ -28,24 +27,48 @@ Waiting = tuple["list[Queue]", Callable[[], None], "Callable[[Queue], None]"]
 class Published:
     """What a channel has published at one moment: its last number, whether that must be durable, and its routes."""
 
-    def __init__(self, changes: int, channel: Channel, arrived_us: int) -> None:
+    changes: int
+    channel: Channel
+    arrived_us: int
+    """The monotonic clock when the input with these messages was read."""
+    sequence: int
+    count: int
+    """The number of these messages."""
+    unsynced: bool
+    route: Route | None
+    """The last route; `used` has the others."""
+    used: list[Route] | None
+
+    def note(self, changes, channel, arrived_us):  # type: ignore[no-untyped-def]
+        """Note what the channel has published since the last time. This is no constructor, which would make objects of the numbers."""
         self.changes = changes
         self.channel = channel
         self.arrived_us = arrived_us
-        """The monotonic clock when the input with these messages was read."""
         self.sequence = channel.sequence
         self.count = channel.sequence - channel.noted if channel.sequence > channel.noted else 0
-        """The number of these messages."""
         channel.noted = channel.sequence
         self.unsynced = channel.unsynced
         self.route = channel.route
-        """The last route; `used` has the others."""
-        self.used = channel.used or None  # the channel goes on with a list that is empty
+        self.used = None
+        if channel.used:
+            self.used, channel.used = channel.used, []
+        channel.touched = channel.unsynced = False
 
     @property
     def routes(self) -> list[Route]:
         used = self.used or []
         return used if self.route is None else [*used, self.route]
+
+
+class Written:
+    """Published messages that are in the files: the callback of the sync that makes them durable."""
+
+    def __init__(self, confirms: Confirms) -> None:
+        self.confirms = confirms
+        self.published: list[Published] = []
+
+    def __call__(self) -> None:
+        self.confirms.synced(self.published)
 
 
 class Late:
@@ -67,7 +90,7 @@ class Confirms:
         """Messages that have been acknowledged to their publishers."""
         self._durable: dict[Channel, int] = {}
         """By channel, the number of its last message that a sync has covered."""
-        self._published: deque[Published] = deque()
+        self._published: list[Published] = []
         """Published messages, in order. They are in the files when as many changes are written as `changes` says."""
         self._unwritten: list[Waiting] = []
         self._waiting: deque[tuple[int, list[Waiting]]] = deque()
@@ -89,12 +112,10 @@ class Confirms:
             return
         changes = self.broker.changes
         for channel in self.touched:
-            published = Published(changes, channel, self.broker.now_us)
+            published = Published()
+            published.note(changes, channel, self.broker.now_us)
             self._published.append(published)
             self.received += published.count
-            channel.touched = channel.unsynced = False
-            if channel.used:
-                channel.used = []
         self.touched.clear()
         if self._unwritten:
             self._waiting.append((changes, self._unwritten))
@@ -112,28 +133,39 @@ class Confirms:
             return
         if not self._published and not self._waiting and not self._late and not self._late_waiting:
             return
-        waiting: list[Published] = []
+        written = Written(self)
         if self._late or self._late_waiting:
-            self._look_late(waiting)
+            self._look_late(written)
         broker = self.broker
-        while self._published:
-            published = self._published[0]
+        count = 0
+        while count < len(self._published):
+            published = self._published[count]
             if published.changes > broker.written:
                 break
-            self._published.popleft()
+            count += 1
+        for published in self._take(count):
             if not (broker.slow or self._late or broker.later_writes.waiting) or not self._is_late(published):
-                self._written(published, waiting)
+                self._written(published, written)
         if self._waiting:
             self._answer_written()
-        if waiting:
-            self.broker.store.commits.when_confirmed(partial(self._synced, waiting), len(waiting))
+        if written.published:
+            broker.store.commits.when_confirmed(written, len(written.published))
 
-    def _written(self, published: Published, waiting: list[Published]) -> None:
+    def _take(self, count: int) -> list[Published]:
+        """Take out the first ones of what has been published."""
+        published = self._published
+        if count == len(published):
+            self._published = []
+        else:
+            published, self._published = published[:count], published[count:]
+        return published
+
+    def _written(self, published: Published, written: Written) -> None:
         """Handle published messages that are in the files: their channel waits for the next sync, or is answered."""
         channel = published.channel
         if published.unsynced or channel.in_flight:
             channel.in_flight += 1
-            waiting.append(published)
+            written.published.append(published)
         else:
             self._answer(channel, published.sequence)
             self._note_wait(published, self.broker.clock.monotonic_us())
@@ -173,13 +205,13 @@ class Confirms:
             q for queues in routed for q in queues if q in slow or (q.waits_for_commit and q.unwritten_from < q.next)
         )
 
-    def _look_late(self, waiting: list[Published]) -> None:
+    def _look_late(self, written: Written) -> None:
         """Handle the confirms that no longer wait for slow queues."""
         reached = self.broker.reached
         for channel, late in [item for item in self._late.items() if reached(item[1].targets)]:
             del self._late[channel]
             assert late.published is not None
-            self._written(late.published, waiting)
+            self._written(late.published, written)
         for item in [item for item in self._late_waiting if reached(item[0].targets)]:
             self._late_waiting.remove(item)
             self.broker.store.commits.when_announced(item[1][1])
@@ -214,10 +246,10 @@ class Confirms:
         for channel, queue in refused.items():
             channel.contain(walls.out_of_service(queue))
 
-    def _synced(self, waiting: list[Published]) -> None:
+    def synced(self, synced: list[Published]) -> None:
         """Note the last message of each channel that a sync has covered. One ack may answer several turns of a channel."""
         now_us = self.broker.clock.monotonic_us()
-        for published in waiting:
+        for published in synced:
             channel = published.channel
             channel.in_flight -= 1
             self._durable[channel] = published.sequence

@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from kvitto.base.errors import StoreError, StoreFull
+from kvitto.base.turn_part import TurnPart
 from kvitto.store import paths, pieces
 from kvitto.store.commit import GroupCommit
 from kvitto.store.disk import Disk
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from kvitto.store.log import Log
 
 
-class Copies:
+class Copies(TurnPart):
     def __init__(self, disk: Disk, commits: GroupCommit) -> None:
         self._disk = disk
         self._commits = commits

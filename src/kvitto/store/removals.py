@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+from kvitto.base.turn_part import TurnPart
 from kvitto.store.disk import Disk
 
 REMOVED_PER_TURN = 64 << 20
@@ -22,7 +23,7 @@ SMALL_FILE = 1
 """The size to give for a file that is not large, because 0 stands for a directory."""
 
 
-class Removals:
+class Removals(TurnPart):
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
         self.waiting: deque[tuple[int, Callable[[], None]]] = deque()

@@ -1,5 +1,6 @@
 cimport cython
 from kvitto.base.clock cimport Clock
+from kvitto.base.turn_part cimport TurnPart
 from kvitto.store.commit cimport Commit, GroupCommit
 from kvitto.store.inventory cimport Inventory
 from kvitto.store.log cimport Log
@@ -10,11 +11,12 @@ cdef class Store:
     cdef dict __dict__
     cdef object __weakref__
     cdef public Clock clock
-    cdef public object disk, definitions, journal, failed, removals, copies, on_fault, ending
+    cdef public object disk, definitions, journal, failed, on_fault, ending
+    cdef public TurnPart removals, copies
     cdef public GroupCommit commits
     cdef public Inventory inventory
     cdef public Room room
-    cdef public bint faulty, pressed, upgrading, ended_in_order, _naming, _boot_owes_flags, _flags_noted
+    cdef public bint faulty, pressed, upgrading, ended_in_order, _may_compact, _naming, _boot_owes_flags, _flags_noted
     cdef public unsigned long long _written_out
     cdef public dict blocked_drops, leaving, owed_flags
 

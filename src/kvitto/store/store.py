@@ -198,6 +198,8 @@ class Store:
         """The slot of the definitions in the inventory, and how many bytes it says are synced."""
         self._written_out = 0
         """What `journal.written_out` was when the latest full sync began: once that is complete, so much is durable in the queues."""
+        self._may_compact = False
+        """Whether a compaction has been begun, and it has not been seen to have no lines left."""
         self._naming = False
         """Whether a compaction has renamed the new definitions log, and no sync has made the name durable yet."""
         self.orphans: dict[str, int] = {}
@@ -407,14 +409,10 @@ class Store:
 
     def has_work(self) -> bool:
         """Whether there is something for `work` to do. This is asked several times in each turn, and nearly always there is nothing."""
-        if (
-            not self.removals.waiting
-            and not self.copies.waiting
-            and not self.owed_flags
-            and self.definitions.compaction is None
-        ):
+        if not (self.removals.waiting or self.copies.waiting or self.owed_flags or self._may_compact):
             return False
-        return self.removals.may_go_on or bool(self.copies.waiting) or self.compacting or self.may_note
+        self._may_compact = self.compacting
+        return self.removals.may_go_on or bool(self.copies.waiting) or self._may_compact or self.may_note
 
     def work(self) -> None:
         """Do what one turn may of the work that nobody waits for: unlink files, copy segments, rewrite definitions."""
@@ -784,6 +782,7 @@ class Store:
 
     def _begin_compaction(self) -> None:
         """Begin to rewrite the definitions log. `compact_some` writes some lines in each turn."""
+        self._may_compact = True
         try:
             self.definitions.begin_compaction()
             self.inventory.put(self._defined[0], (DEFINITIONS, NOBODY, 0), inventory.UNKNOWN)

@@ -6,7 +6,7 @@ from kvitto.store.batch cimport Batch
 cdef class Backlog:
     cdef public object log, keeper, give_batch, redeliveries, outline, _ahead, _behind
     cdef public unsigned long long cursor, flagged_below
-    cdef public bint ranked
+    cdef public bint ranked, _has_read
     cdef public int priority_max
     cdef readonly Tail tail
     cdef public Counted requeued

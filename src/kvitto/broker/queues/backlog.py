@@ -63,6 +63,8 @@ class Backlog:
         """The batch at the cursor, if it is neither closed nor open in the tail."""
         self._ahead, self._behind, self.outline = Window(), Window(), Window(outline=True)
         self._ahead.patient = True
+        self._has_read = False
+        """Whether one of them may have something that was read. Each turn of the queue asks."""
 
     def ready(self):  # type: ignore[no-untyped-def]
         """The number of messages that can be delivered now."""
@@ -95,6 +97,7 @@ class Backlog:
 
     def _load_at_cursor(self, window: Window) -> Batch | None:
         """Read the batch with the message at the cursor. Returns None if that message is lost or its batch must be checked first."""
+        self._has_read = True
         found = self.log.reader.load(window, self.cursor)
         self.write_off_lost()
         if window.waits is not None:
@@ -225,6 +228,7 @@ class Backlog:
 
     def _load_behind(self, window: Window, offset: int) -> tuple[Batch, int] | None:
         if not window.holds(offset):
+            self._has_read = True
             found = self.log.reader.load(window, offset)
             self.write_off_lost()
             if window.waits is not None:
@@ -242,6 +246,7 @@ class Backlog:
         found = self.in_memory(offset)
         if found is None:
             window = self._behind
+            self._has_read = True
             loaded = yield from self.log.reader.load_steps(window, offset)
             self.write_off_lost()
             if not loaded or not window.holds(offset):
@@ -276,6 +281,8 @@ class Backlog:
 
     def release_unused(self) -> None:
         """Release batches that are no longer read. Called after a write."""
+        if not self._has_read:
+            return
         if self._ahead.segment is not None and not self.any_ready():
             self.release_front()
             self._ahead.release()
@@ -283,6 +290,7 @@ class Backlog:
             self._behind.release()
         if self.outline.segment is not None:
             self.outline.release()
+        self._has_read = self._ahead.segment is not None or self._behind.segment is not None
 
     def release(self) -> None:
         """Release all batches that were read."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
+from kvitto.base.turn_part import TurnPart
 from kvitto.broker import walls
 from kvitto.broker.queues import waiting
 from kvitto.broker.queues.consumer import Consumer
@@ -126,39 +127,39 @@ class RangeReader:
         return (start, end, delivered) if stop == min(start, self.end) else (stop, stop, False)
 
 
-class RangeReaders(walls.Routine):
+class RangeReaders(walls.Routine, TurnPart):
     """All readers, one for each channel that reads. A reader whose peer's buffer is full waits until `wake`."""
 
     def __init__(self) -> None:
-        self.ready: dict[Any, RangeReader] = {}
+        self.waiting: dict[Any, RangeReader] = {}
         """The readers that have work to do, by channel."""
         self._blocked: dict[Any, dict[Any, RangeReader]] = {}
         """The readers that wait for their peers, by connection and channel."""
 
     def add(self, channel: object, reader: RangeReader) -> None:
-        self.ready[channel] = reader
+        self.waiting[channel] = reader
 
     def remove(self, connection: object, channel: object) -> None:
         """Remove the reader of a channel that is closed, if there is one."""
-        self.ready.pop(channel, None)
+        self.waiting.pop(channel, None)
         blocked = self._blocked.get(connection, {})
         if blocked.pop(channel, None) is not None and not blocked:
             del self._blocked[connection]
 
     def wake(self, connection: object) -> None:
         """Continue the readers of a connection whose peer takes more again."""
-        self.ready.update(self._blocked.pop(connection, {}))
+        self.waiting.update(self._blocked.pop(connection, {}))
 
     def pump(self) -> None:
         """Serve the readers for one turn. Those that were not served in the last one come first."""
         steps = STEPS
-        for channel, reader in list(self.ready.items()):
+        for channel, reader in list(self.waiting.items()):
             if steps <= 0:
                 return
             left = walls.run(reader.consumer, reader.pump, steps - 1)
-            unfinished = self.ready.pop(channel, None) is not None and left is not None and not reader.finished
+            unfinished = self.waiting.pop(channel, None) is not None and left is not None and not reader.finished
             if unfinished and reader.blocked:
                 self._blocked.setdefault(reader.connection, {})[channel] = reader
             elif unfinished:
-                self.ready[channel] = reader
+                self.waiting[channel] = reader
             steps = left or 0

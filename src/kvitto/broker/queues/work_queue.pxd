@@ -6,6 +6,7 @@ from kvitto.broker.queues.queue cimport Queue
 from kvitto.broker.queues.rota cimport Rota
 from kvitto.broker.queues.tail cimport Tail
 from kvitto.store.batch cimport Batch
+from kvitto.store.log cimport Log
 from kvitto.store.settlements cimport Settlements
 
 cdef int _ACKED
@@ -36,6 +37,9 @@ cdef class WorkQueue(Queue):
     @cython.locals(shown=bint)
     cpdef flush(self)
     cdef _flush(self, unsigned long long delivered)
+    @cython.locals(log=Log)
     cdef _write_open(self, Batch batch)
-    @cython.locals(cursor="unsigned long long", mark="unsigned long long")
+    @cython.locals(mark="unsigned long long", log=Log)
     cdef _write_settlements(self, unsigned long long end)
+    @cython.locals(above="long long")
+    cdef bint _any_below(self, unsigned long long mark) except -1

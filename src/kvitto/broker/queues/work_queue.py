@@ -654,8 +654,9 @@ class WorkQueue(Queue):
             self.settlements.cut(batch.first)
             self.log.skip(batch.first, batch.count)
         else:
+            log = self.log
             try:
-                self.log.write(batch)
+                log.write(batch)
             except StoreFull:
                 if self.held_back:
                     self._go_on_full()
@@ -671,11 +672,20 @@ class WorkQueue(Queue):
 
     def _write_settlements(self, end: int) -> None:
         """Write settlements, and the delivered mark for messages below `end`, whose deliveries are on their way to a peer (A9)."""
-        cursor = self.backlog.cursor
-        mark = min(cursor if self.hold is None else self.hold.mark(cursor), end)
-        if self.settlements.entries.n or (mark > self.log.delivered_mark and self.messages > self.tail.next - mark):
-            self.log.settle(self.settlements, mark)
+        mark = self.backlog.cursor
+        if self.hold is not None:
+            mark = self.hold.mark(mark)
+        if mark > end:
+            mark = end
+        log = self.log
+        if self.settlements.entries.n or (mark > log.delivered_mark and self._any_below(mark)):
+            log.settle(self.settlements, mark)
             self.settlements.clear()
+
+    def _any_below(self, mark):  # type: ignore[no-untyped-def]
+        """Whether a message below the mark is not settled yet. Nearly always one is unacked, which costs less than asking for all."""
+        above = self.tail.next - mark
+        return self.unacked + self.backlog.ready() > above or self.messages > above
 
     def _settle_written(self) -> None:
         """Write the settlements of messages that are in the files, although newer messages are not. On a full disk that makes room (D4)."""

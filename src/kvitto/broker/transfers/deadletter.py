@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvitto.base.errors import ConnectionError_
 from kvitto.base.limits import PROPERTIES_MAX
+from kvitto.base.turn_part import TurnPart
 from kvitto.broker import walls
 from kvitto.broker.queues.leaving import AFTER_DELIVERY
 from kvitto.broker.routing.index import PIECE_STEPS
@@ -123,10 +124,10 @@ class Parcel:
         broker.apply(self.record, self.direct)
 
 
-class DeadLetters(walls.Routine):
+class DeadLetters(walls.Routine, TurnPart):
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
-        self.moves: dict[WorkQueue, deque[tuple[int, int, str]]] = {}
+        self.waiting: dict[WorkQueue, deque[tuple[int, int, str]]] = {}
         """By queue, the ranges that wait, as (first offset, count, reason)."""
         self.in_flight = 0
         self._addressing: dict[WorkQueue, Letter] = {}
@@ -149,7 +150,7 @@ class DeadLetters(walls.Routine):
     def add(self, queue: WorkQueue, offset: int, count: int, reason: str) -> None:
         if reason in AFTER_DELIVERY:
             self._refused = True
-        line = self.moves.setdefault(queue, deque())
+        line = self.waiting.setdefault(queue, deque())
         if line and line[-1][2] == reason and line[-1][0] + line[-1][1] == offset:
             first, before, _ = line.pop()
             offset, count = first, before + count
@@ -170,11 +171,11 @@ class DeadLetters(walls.Routine):
         if self._refused:
             self._refused = self._by_time = False
         parcel = Parcel()
-        while self.moves and self._may_send(parcel):
-            queue = self._reading if self._reading in self.moves else next(iter(self.moves))
+        while self.waiting and self._may_send(parcel):
+            queue = self._reading if self._reading in self.waiting else next(iter(self.waiting))
             self._reading = None
             for _ in range(SLICE):
-                line = self.moves[queue]
+                line = self.waiting[queue]
                 if queue.deleted or not self._may_send(parcel):
                     break
                 letter = self._addressing.pop(queue, None) or walls.run(queue, self._next, queue, line)
@@ -194,14 +195,14 @@ class DeadLetters(walls.Routine):
                 if parcel.letters and (alone or parcel.size > RECORD_BYTES):
                     self._write(parcel)
                     parcel = Parcel()
-            line = self.moves.pop(queue)
+            line = self.waiting.pop(queue)
             if queue.deleted:
                 self._addressing.pop(queue, None)
             elif line or queue in self._addressing:
-                self.moves[queue] = line  # at the end of the rotation
+                self.waiting[queue] = line  # at the end of the rotation
         if parcel.letters:
             self._write(parcel)
-        self._left = bool(self.moves)
+        self._left = bool(self.waiting)
 
     def _may_send(self, parcel: Parcel) -> bool:
         left = self._letters > 0 and self._bytes > 0 and self._steps > 0

@@ -165,7 +165,7 @@ class Parking(Service):
             self._look_in(VAIN_MS)
             return
         self._sent = self._back = 0
-        if self.broker.dead_letters.moves:  # the last slice still waits to be moved
+        if self.broker.dead_letters.waiting:  # the last slice still waits to be moved
             self._look_in(LOOK_MS if self.broker.dead_letters.held_up else GOING_MS)
             return
         for queue in list(self._queues):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from kvitto.base.errors import StoreFull
+from kvitto.base.turn_part import TurnPart
 from kvitto.broker import walls
 from kvitto.store import pieces
 from kvitto.store.record import Record
@@ -31,7 +32,7 @@ APPLIED_PIECE = 40
 """A piece of a transaction counts as this many messages."""
 
 
-class Records:
+class Records(TurnPart):
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._stopped = False
@@ -41,7 +42,7 @@ class Records:
         """A large record that is being written in slices, and the records behind it."""
         self._begun = False
         """Whether the first of these has been applied in part."""
-        self.due: deque[tuple[int, Callable[[], object]]] = deque()
+        self.waiting: deque[tuple[int, Callable[[], object]]] = deque()
         """The announced records that have not been applied yet, in order, each as (number of messages, function that applies it).
 
         The function returns a true value while the record is not applied to its end.
@@ -116,13 +117,13 @@ class Records:
             record.packed = None  # frees the memory
         # The record is applied when it is announced, and not before, because the messages that it moves may be delivered at once. If the
         # record were then lost with this machine, another one would repeat the move and deliver them as if for the first time (A9).
-        self._broker.store.commits.when_announced(lambda: self.due.append((count, done)), messages=False)
+        self._broker.store.commits.when_announced(lambda: self.waiting.append((count, done)), messages=False)
 
     def apply(self, most: int) -> None:
         """Apply announced records in order: as many as fit into a turn, or all of them if no other turn follows."""
         left = APPLIED_PER_TURN if most < sys.maxsize else most
-        while self.due and left > 0:
-            count, apply = self.due[0]
+        while self.waiting and left > 0:
+            count, apply = self.waiting[0]
             self._broker.changes_left = 0 if self._begun else self._broker.changes_each
             # a record that is not applied to its end is continued in the next turn, and those behind it wait
             if walls.essential("what the journal has for the queues", apply):
@@ -130,7 +131,7 @@ class Records:
                 self._begun = True
             else:
                 self._begun = False
-                self.due.popleft()
+                self.waiting.popleft()
                 left -= count
             if self._broker.out_of_time():
                 return

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvitto.base.errors import NOT_FOUND, PRECONDITION_FAILED, ChannelError
+from kvitto.base.turn_part import TurnPart
 from kvitto.broker import walls
 from kvitto.broker.administration.admission import as_stored, expiration_ms
 from kvitto.broker.administration.arguments import QueueSettings
@@ -150,14 +151,14 @@ class Writer:
         return last != NONE and batch <= last
 
 
-class Stages(Service):
+class Stages(Service, TurnPart):
     stopped = "committed stages do not move into their queues"
 
     def __init__(self, broker: Broker) -> None:
         super().__init__(broker.store)
         self.broker = broker
         self.writers: dict[Name, Writer] = {}
-        self.due: dict[Name, None] = {}
+        self.waiting: dict[Name, None] = {}
         """Writers that may have messages to move."""
         self._place = Place()
         self._looking = False
@@ -260,7 +261,7 @@ class Stages(Service):
             for stage in (*writer.open.values(), *writer.moving, *(s for c in writer.waiting for s in c.stages)):
                 self._drop(stage)
             del self.writers[writer.name]
-            self.due.pop(writer.name, None)
+            self.waiting.pop(writer.name, None)
             self.broker.timers.cancel(self._again, writer.name)
             self.broker.timers.cancel(self._advance, writer)
             self.broker.undefine("writer", writer.name)
@@ -339,7 +340,7 @@ class Stages(Service):
 
         def committed() -> None:
             writer.last = commit.batch
-            self.due[writer.name] = None
+            self.waiting[writer.name] = None
             for fresh, done in enumerate(commit.done):
                 walls.run(self, done, fresh == 0)
 
@@ -372,7 +373,7 @@ class Stages(Service):
                 stage.closed = True
                 writer.moving.append(stage)
         if writer.moving:
-            self.due[name] = None
+            self.waiting[name] = None
 
     def started(self) -> None:
         """Drop stages whose commit was durable before their own definitions were deleted."""
@@ -385,7 +386,7 @@ class Stages(Service):
 
     def run(self) -> None:
         """Write a record for each writer that has none under way."""
-        due, self.due = self.due, {}
+        due, self.waiting = self.waiting, {}
         for name in due:
             writer = self.writers.get(name)
             if writer is not None and not writer.busy:
@@ -410,10 +411,10 @@ class Stages(Service):
                 self.broker.timers.after(FULL_MS, self._again, writer.name)
                 return
             self._drop(writer.moving.popleft())
-        self.due[writer.name] = None
+        self.waiting[writer.name] = None
 
     def _again(self, name: Name) -> None:
-        self.due[name] = None
+        self.waiting[name] = None
 
     def _is_read(self, stage: Stage) -> bool:
         """Continue to read the next message of a stage, which takes several turns if it is large. Returns True if it can be moved now."""
@@ -591,7 +592,7 @@ class Stages(Service):
             parcel.apply(self.broker)
             if not stage.queue.deleted:
                 walls.run(stage.queue, stage.queue.settle_until, end)
-            self.due[writer.name] = None
+            self.waiting[writer.name] = None
 
         def full() -> None:
             writer.busy = False

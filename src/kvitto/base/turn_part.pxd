@@ -1,0 +1,3 @@
+cdef class TurnPart:
+    cdef object __weakref__
+    cdef public object waiting
