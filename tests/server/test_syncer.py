@@ -28,11 +28,13 @@ def nothing() -> None:
 class Job(Commit):
     """As small as it is told."""
 
-    small = True
+    def is_small(self) -> bool:
+        return True
 
 
 class LargeJob(Commit):
-    small = False
+    def is_small(self) -> bool:
+        return False
 
 
 def test_only_a_small_job_on_a_quick_disk_is_short(tmp_path: Path) -> None:

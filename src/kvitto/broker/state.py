@@ -15,11 +15,16 @@ from kvitto.base.limits import CHANGES_OF_ONE
 from kvitto.broker.latencies import Latencies
 from kvitto.broker.queues.later_writes import LaterWrites
 from kvitto.broker.timers import Timers
+from kvitto.store.batch import Batch
 from kvitto.store.store import Store
 
 if TYPE_CHECKING:
     from kvitto.broker.queues.queue import Queue
 
+POOL_MAX = 64
+"""At most this many batches are kept to be used again."""
+POOL_LARGE = 4
+"""So many of them keep their large buffers; the others give them back."""
 ALLOWANCE = 20_000
 """The most that all deliveries of one turn may cost, in units of 0.1 us of compiled work: one for each message and each KiB of it."""
 
@@ -68,6 +73,8 @@ class TurnState:
         self.behind = False
         """Whether so many bytes wait to be written (BEHIND_BYTES) that publishers have to wait."""
 
+        self._pool: list[Batch] = []
+
         self.turn_s = 0.0
         """After how many seconds new input and each half of a turn leave what they can leave to the next turn. The server sets it;
         with 0.0 they never do.
@@ -108,6 +115,17 @@ class TurnState:
         self.now_ms = now_ms
         self.now_us = self.clock.monotonic_us()
         self.timers.now_ms = self.now_us // 1000
+
+    def take_batch(self) -> Batch:
+        """Return a batch for new messages. What is in it is anybody's: `Batch.start` begins it."""
+        return self._pool.pop() if self._pool else Batch()
+
+    def give_batch(self, batch: Batch) -> None:
+        """Keep a batch that nobody reads any more, to be used again."""
+        if len(self._pool) < POOL_MAX:
+            if len(self._pool) >= POOL_LARGE or batch.shared:
+                batch.release()
+            self._pool.append(batch)
 
     @property
     def changes(self) -> int:

@@ -5,6 +5,8 @@ from kvitto.broker.queues.later_writes cimport LaterWrites
 from kvitto.broker.queues.queue cimport Queue
 from kvitto.broker.state cimport TurnState
 
+cdef Py_ssize_t _LEAST_COST, _QUEUE_COST
+
 cdef class Turning(TurnState):
     cdef public Faults faults
     cdef public TurnPart jobs, readers, records, dead_letters, stages
@@ -14,7 +16,6 @@ cdef class Turning(TurnState):
     cdef double _queue_size
     cdef object _applied, _applied_to_slow
     cdef unsigned long long _noted
-    cdef list _pool
 
     cpdef bint idle(self) except -1
     cpdef bint unfinished(self) except -1

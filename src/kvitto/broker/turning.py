@@ -19,7 +19,6 @@ from kvitto.broker.queues.later_writes import Places
 from kvitto.broker.queues.queue import Queue
 from kvitto.broker.state import ALLOWANCE, TurnState
 from kvitto.store import pieces
-from kvitto.store.batch import Batch
 from kvitto.store.store import Store
 
 if TYPE_CHECKING:
@@ -47,9 +46,8 @@ BEHIND_BYTES = 64 << 20
 LEAST_WRITTEN = 32
 """A turn writes at least so many queues that have files, also if it is out of time: what has come for the others is not in a file when
 the process is killed now."""
-POOL_MAX = 64
-POOL_LARGE = 4
-"""Batches in the pool that keep their large buffers; the others give them back."""
+
+_LEAST_COST, _QUEUE_COST = LEAST_WRITTEN * QUEUE_COST, QUEUE_COST  # C variables when compiled
 
 
 class Turning(TurnState):
@@ -71,7 +69,6 @@ class Turning(TurnState):
         self._applied_to_slow: deque[tuple[Targets, Places, int]] = deque()
         """Applied records that still wait until slow queues, and those that waited in `later_writes`, have been written."""
         self.on_full: Callable[[bool], None] = lambda full: None
-        self._pool: list[Batch] = []
 
     # -- turn ------------------------------------------------------------------------------------------------
 
@@ -153,7 +150,7 @@ class Turning(TurnState):
 
     def _write_dirty(self, most: int) -> int:
         """Deliver and write the messages of the queues that are dirty now. Returns what is left of the cost."""
-        least = most - LEAST_WRITTEN * QUEUE_COST
+        least = most - _LEAST_COST
         for _ in range(len(self.dirty)):
             if most <= 0 or (most <= least and self.out_of_time()):
                 break
@@ -167,12 +164,12 @@ class Turning(TurnState):
                 queue.pump()
             except Exception as error:  # noqa: BLE001 - the wall around this queue
                 queue.contain(error)
-            if queue in self.slow:
+            if self.slow and queue in self.slow:
                 size, cost = _slice(queue)
             else:
                 tail = queue.tail.batch
                 size = 0 if tail is None else min(tail.size(), pieces.WHOLE_BYTES)
-                cost = QUEUE_COST + (size >> 11)
+                cost = _QUEUE_COST + (size >> 11)
             self.flush(queue)
             if queue.waits_for_commit:
                 cost = LOOK_COST
@@ -304,15 +301,6 @@ class Turning(TurnState):
             if queue.fault is None:
                 walls.run(queue, queue.log.trim)
                 walls.run(queue, queue.log.drop_settled)
-
-    def take_batch(self) -> Batch:
-        return self._pool.pop() if self._pool else Batch()
-
-    def give_batch(self, batch: Batch) -> None:
-        if len(self._pool) < POOL_MAX:
-            if len(self._pool) >= POOL_LARGE or batch.shared:
-                batch.release()
-            self._pool.append(batch)
 
 
 def _slice(queue: Queue) -> tuple[int, int]:

@@ -127,7 +127,10 @@ class Channel:
         """`delivered`, `delivered_auto`: deliveries to consumers that have gone, with acks and without."""
         self.nacked: RangeSet | None = None
         self.unsynced = self.touched = self.reading = False
-        self.in_flight = 0
+        self.in_flight = self.in_a_row = 0
+        """The batches (`Confirms`) that wait for a sync, and those that have come since there were none."""
+        self.streams = False
+        """Whether it has lately published again before its confirms have come, so that it does not wait for each of them."""
 
         self.stage: Stage | None = None
         self.route: Route | None = None

@@ -19,6 +19,7 @@ cdef class Published:
 cdef class Written:
     cdef public Confirms confirms
     cdef public list published
+    cdef public Py_ssize_t eager
 
 cdef class Confirms:
     cdef object __weakref__

@@ -66,6 +66,8 @@ class Written:
     def __init__(self, confirms: Confirms) -> None:
         self.confirms = confirms
         self.published: list[Published] = []
+        self.eager = 0
+        """How many of these are of channels that may wait for their confirms before they publish again."""
 
     def __call__(self) -> None:
         self.confirms.synced(self.published)
@@ -149,7 +151,7 @@ class Confirms:
         if self._waiting:
             self._answer_written()
         if written.published:
-            broker.store.commits.when_confirmed(written, len(written.published))
+            broker.store.commits.when_confirmed(written, len(written.published), written.eager)
 
     def _take(self, count: int) -> list[Published]:
         """Take out the first ones of what has been published."""
@@ -164,7 +166,12 @@ class Confirms:
         """Handle published messages that are in the files: their channel waits for the next sync, or is answered."""
         channel = published.channel
         if published.unsynced or channel.in_flight:
+            if channel.in_flight:
+                channel.streams = True
+            elif not channel.streams:
+                written.eager += 1
             channel.in_flight += 1
+            channel.in_a_row += 1
             written.published.append(published)
         else:
             self._answer(channel, published.sequence)
@@ -252,6 +259,8 @@ class Confirms:
         for published in synced:
             channel = published.channel
             channel.in_flight -= 1
+            if not channel.in_flight:
+                channel.streams, channel.in_a_row = channel.in_a_row > 1, 0
             self._durable[channel] = published.sequence
             self._note_wait(published, now_us)
 

@@ -10,6 +10,7 @@ from kvitto.server.poller cimport Rounds
 from kvitto.server.syncer cimport Syncer
 from kvitto.store.commit cimport Commit, GroupCommit
 from kvitto.store.store cimport Store
+from kvitto.wire.buf cimport Buf
 
 cdef class Driving(Driver):
     cdef dict __dict__
@@ -29,6 +30,7 @@ cdef class Driving(Driver):
     cdef public long long _timer_ms
     cdef public double _full_sync_at
     cdef public Py_ssize_t received, _heard
+    cdef public Buf inbox
 
     cpdef schedule(self)
     cpdef _turn_behind_input(self)

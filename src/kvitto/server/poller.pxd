@@ -7,7 +7,8 @@ from kvitto.server.served cimport Served
 cdef unsigned int _IN, _OUT
 cdef int _READ, _WRITE
 cdef double LONGEST_S
-cdef int READY_MAX
+cdef int READY_MAX, ROUNDS, POLLS
+cdef double MORE_S
 cdef dict NOBODY
 
 @cython.locals(served=bint, i=int, bits="unsigned int", events=int)
@@ -27,5 +28,7 @@ cdef class Rounds:
     cdef bytearray _events
     cdef double _share_ends
 
-    @cython.locals(served=bint, due=bint, began=double, now=double, count=int, peers=dict, found=list)
+    @cython.locals(served=bint, due=bint, began=double, now=double, count=int, polls=int, more=bint, peers=dict, found=list)
     cpdef bint round(self, double timeout) except? 0
+    @cython.locals(end=double, served=bint)
+    cpdef follow(self, object loop, double timeout)

@@ -8,7 +8,6 @@ another system call. In the traffic of most applications, where each message is 
 from __future__ import annotations
 
 import asyncio
-import math
 import select
 import selectors
 from collections.abc import Callable, Coroutine, Iterator, Mapping
@@ -24,6 +23,10 @@ T = TypeVar("T")
 
 READY_MAX = 512
 """At most this many files are served in one round. Those that are left come first in the next one."""
+POLLS = 4
+"""At most so many times in a round the poller looks for input that has come meanwhile, before the turn."""
+MORE_S = 0.0001
+"""It does not look again when serving peers has taken longer than this, in seconds."""
 ROUNDS = 100
 """At most this many rounds follow each other without asyncio."""
 SHARE_S = 0.001
@@ -132,6 +135,11 @@ class Rounds:
                 count = ready.wait(self._epoll, self._fd, self._events, READY_MAX, min(timeout, LONGEST_S))
                 began = ticks.seconds()
                 served = serve(peers, self._events, count, self.keys, found)
+                more, polls = served, 0
+                while more and polls < POLLS and not found and ticks.seconds() - began < MORE_S:
+                    polls += 1
+                    count = ready.wait(self._epoll, self._fd, self._events, READY_MAX, 0.0)
+                    more = serve(peers, self._events, count, self.keys, found)
             if self.due and began >= self.due:
                 self.due, due = 0.0, True
                 self.on_due()
@@ -145,6 +153,22 @@ class Rounds:
             if self.latencies is not None:
                 self.latencies.held_by_peers(now - began)
         return served or due
+
+
+    def follow(self, loop: Any, timeout: float) -> None:
+        """Wait and serve peers, round after round, until asyncio has something to do. `timeout`: as in `round`."""
+        end = 0.0 if timeout < 0 else ticks.seconds() + timeout
+        ready = loop._ready
+        first = loop._scheduled[0] if loop._scheduled else None
+        for _ in range(ROUNDS):
+            served = self.round(timeout)
+            timers = loop._scheduled
+            if not served or self.found or ready or (timers[0] if timers else None) is not first:
+                return
+            if end:
+                timeout = end - ticks.seconds()
+                if timeout <= 0:
+                    return
 
 
 class Poller(selectors.BaseSelector):
@@ -202,17 +226,7 @@ class Poller(selectors.BaseSelector):
         if loop is None or (timeout is not None and timeout <= 0):
             self.round(timeout)
             return self.rounds.found
-        end = math.inf if timeout is None else ticks.seconds() + timeout
-        first = loop._scheduled[0] if loop._scheduled else None
-        for _ in range(ROUNDS):
-            served = self.round(timeout)
-            timers = loop._scheduled
-            if not served or self.rounds.found or loop._ready or (timers[0] if timers else None) is not first:
-                break
-            if timeout is not None:
-                timeout = end - ticks.seconds()
-                if timeout <= 0:
-                    break
+        self.rounds.follow(loop, -1.0 if timeout is None else timeout)
         return self.rounds.found
 
     def round(self, timeout: float | None) -> bool:

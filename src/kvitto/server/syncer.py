@@ -66,7 +66,7 @@ class Syncer:
 
     def is_short(self, job: Commit) -> bool:
         """Whether the job is small and this disk has been quick lately."""
-        return job.small and self.usual < SHORT_S
+        return job.is_small() and self.usual < SHORT_S
 
     def submit(self, job: Commit) -> None:
         """Have the job run by threads. The loop calls `done` when it has ended."""

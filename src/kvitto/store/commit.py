@@ -83,8 +83,7 @@ class Commit:
         """The time that the sync has taken; whoever runs it sets this."""
         self.error: Exception | None = None
 
-    @property
-    def small(self) -> bool:
+    def is_small(self) -> bool:
         """Whether there are so few files and bytes that the disk syncs them in about the time of one write."""
         if len(self.files) > SMALL_FILES or self.dirs:
             return False
@@ -167,6 +166,8 @@ class GroupCommit:
         """The bytes of messages that have been written since the last commit of messages began."""
         self.awaited = 0
         """How many batches have confirms that wait for the next commit (`when_confirmed`), apart from those that were put off to it."""
+        self.eager = 0
+        """How many of them may have publishers that wait for the confirm before they go on."""
         self.urgent = False
         """Whether anything else waits for the next commit. Then its sync may not wait for other publishers (server/gathering.py)."""
         self.in_haste = False
@@ -319,14 +320,16 @@ class GroupCommit:
         self.waiting = self.urgent = True
         self.messages_wanted |= messages
 
-    def when_confirmed(self, callback: Callable[[], None], count: int) -> None:
+    def when_confirmed(self, callback: Callable[[], None], count: int, eager: int) -> None:
         """Call back as `when_announced` does. This is for confirms, whose sync may wait a moment for other publishers.
 
-        `count`: how many batches they are for. A batch is what a channel has published at one moment.
+        `count`: how many batches they are for. A batch is what a channel has published at one moment. `eager`: how many of these are of
+        channels that may wait for their confirms before they publish again.
         """
         self._announcements.append(callback)
         self.waiting = self.messages_wanted = True
         self.awaited += count
+        self.eager += eager
 
     def when_clean(self, segment: Segment, callback: Callable[[], None]) -> None:
         """Call back once all that is in the files of a segment is durable, footer and settlements too."""
@@ -345,7 +348,7 @@ class GroupCommit:
         commit = self.running = Commit(self._disk, list(self._files), list(self._dirs))
         commit.number = self.syncs + 1
         self.waiting = self.urgent = False
-        self.awaited = 0
+        self.awaited = self.eager = 0
         self.new_before = self.load_before = 0
         self._files.clear()
         self._dirs.clear()

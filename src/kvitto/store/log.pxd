@@ -13,7 +13,7 @@ cdef class Log:
     cdef dict __dict__
     cdef public object store, reader, archive, _slices
     cdef public str queue_id, directory
-    cdef public object segments
+    cdef public list segments
     cdef public unsigned long long next, delivered_mark, journal, _announced
     cdef public Py_ssize_t segment_bytes
     cdef public bint durable, damaged, leaving, out_of_service, keyed
@@ -28,12 +28,13 @@ cdef class Log:
     cpdef _keep(self)
     @cython.locals(current=Segment)
     cdef Segment _writable(self, Batch batch)
-    @cython.locals(segment=Segment, settled=Py_ssize_t)
+    @cython.locals(segments=list, segment=Segment, settled=Py_ssize_t, i=Py_ssize_t)
     cpdef settle(self, Settlements pending, unsigned long long mark)
-    cdef _touched(self, unsigned long long lowest, unsigned long long highest)
+    cdef list _touched(self, unsigned long long lowest, unsigned long long highest)
     cpdef append_block(self, Segment segment, Buf entries, unsigned long long mark)
     @cython.locals(current=Segment, segment=Segment)
     cpdef drop_settled(self)
+    cdef bint _is_due(self, Segment current) except -1
     @cython.locals(segment=Segment)
     cpdef wrote_keys(self, Py_ssize_t count)
     @cython.locals(segment=Segment)

@@ -190,13 +190,14 @@ class Log:
         """Write the settlements of a turn, and the delivered mark, behind the messages."""
         if pending.entries.n:
             segments = self._touched(pending.lowest, pending.highest)
-            for segment in reversed(segments):
+            for i in range(len(segments) - 1, -1, -1):
+                segment = segments[i]
                 self._scratch.n = 0
                 settled = pending.take(segment.base, segment.end, self._scratch)
                 if self._scratch.n:
                     self.append_block(segment, self._scratch, max(mark, self.delivered_mark))
                     segment.settled += settled
-                if segment is not segments[0]:
+                if i:
                     pending.cut(
                         segment.base
                     )  # a full disk may interrupt this loop, and the next call must not write these again
@@ -208,7 +209,7 @@ class Log:
 
     def _touched(self, lowest: int, highest: int) -> list[Segment]:
         if len(self.segments) == 1:
-            return self.segments[:]
+            return self.segments
         bases = [s.base for s in self.segments]
         return self.segments[max(bisect_right(bases, lowest) - 1, 0) : bisect_right(bases, highest)]
 
@@ -252,12 +253,14 @@ class Log:
         A start goes by the segments to know which records of the journal have been applied.
         """
         current = self.segments[-1] if self.segments else None
-        if current and current.done and not current.full and not current.ahead and self._is_due(current):
+        if current is not None and current.done and not current.full and not current.ahead and self._is_due(current):
             if _has_unsynced_records(current):
                 self.store.blocked_drops[self] = None
             else:
                 self.fill(current)
-        for segment in [s for s in self.segments if s.full and s.done]:
+        for segment in self.segments[:]:
+            if not segment.full or not segment.done:
+                continue
             if segment.keys and not self.leaving:
                 continue
             if self.durable and segment.journal >= self.store.journal_needed and not self.leaving:
@@ -300,7 +303,7 @@ class Log:
         segment.keys -= 1
         return segment.keys == 0 and segment.full
 
-    def _is_due(self, current: Segment) -> bool:
+    def _is_due(self, current):  # type: ignore[no-untyped-def]
         """Whether a segment whose messages are all settled is to be sealed, although it is not full."""
         if current.size > (segfile.HEADER if self._room.short else ROLL_WHEN_SETTLED_BYTES):
             return True

@@ -1,10 +1,12 @@
 cimport cython
 from kvitto.broker.queues.counted cimport Counted
 from kvitto.broker.queues.tail cimport Tail
+from kvitto.broker.state cimport TurnState
 from kvitto.store.batch cimport Batch
 
 cdef class Backlog:
-    cdef public object log, keeper, give_batch, redeliveries, outline, _ahead, _behind
+    cdef public object log, keeper, redeliveries, outline, _ahead, _behind
+    cdef TurnState _turns
     cdef public unsigned long long cursor, flagged_below
     cdef public bint ranked, _has_read
     cdef public int priority_max

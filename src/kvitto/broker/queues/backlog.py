@@ -8,7 +8,7 @@ order of arrival costs no memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Protocol
 
 from kvitto.broker.queues.deliveries import Deliveries
@@ -19,6 +19,7 @@ from kvitto.store.batch import Batch, Body
 from kvitto.store.reading import Window
 
 if TYPE_CHECKING:
+    from kvitto.broker.queues.hosts import Turns
     from kvitto.broker.queues.tail import Tail
     from kvitto.store.log import Log
     from kvitto.store.recovery import Recovered
@@ -44,11 +45,12 @@ class Keeper(Protocol):
 
 
 class Backlog:
-    def __init__(self, log: Log, tail: Tail, keeper: Keeper, give_batch: Callable[[Batch], None], ranked: bool) -> None:
+    def __init__(self, log: Log, tail: Tail, keeper: Keeper, turns: Turns, ranked: bool) -> None:
         self.log = log
         self.tail = tail
         self.keeper = keeper
-        self.give_batch = give_batch
+        self._turns = turns
+        """Gets the batches that are not read any more."""
         self.cursor = 0
         self.flagged_below = 0
         """Messages below this offset are flagged as redelivered, since they may have been delivered before the start."""
@@ -124,7 +126,7 @@ class Backlog:
         if wanted and self.front is None and batch.first <= self.cursor < batch.first + batch.count:
             self.front = batch
         else:
-            self.give_batch(batch)
+            self._turns.give_batch(batch)
 
     def skip_to(self, end: int) -> None:
         """Move the cursor to `end`, because the messages in between have left the backlog."""
@@ -276,7 +278,7 @@ class Backlog:
     def release_front(self) -> None:
         """Release the batch at the cursor."""
         if self.front is not None and self.front is not self._ahead.batch:
-            self.give_batch(self.front)
+            self._turns.give_batch(self.front)
         self.front = None
 
     def release_unused(self) -> None:

@@ -60,7 +60,7 @@ _AGAIN_COST = AGAIN_COST
 class WorkQueue(Queue):
     def __init__(self, broker: Turns, vhost: VHost, log: Log, settings: QueueSettings, declared: Declaration) -> None:
         super().__init__(broker, vhost, log, settings, declared)
-        self.backlog = Backlog(log, self.tail, self, broker.give_batch, settings.max_priority > 0)
+        self.backlog = Backlog(log, self.tail, self, broker, settings.max_priority > 0)
         self.leaving = Leaving(self)
         self.retries = Retries(self)
         self.parked = Parked()
