@@ -5,7 +5,7 @@ from kvitto.wire cimport check
 from kvitto.wire.buf cimport Buf
 from kvitto.broker.queues.consumer cimport Consumer
 from kvitto.broker.queues.queue cimport Queue
-from kvitto.broker.routing.route cimport Epoch, Route
+from kvitto.broker.routing.route cimport Epoch, Route, Traffic
 from kvitto.protocol.crowd cimport Crowd
 from kvitto.protocol.output cimport Output
 
@@ -33,6 +33,8 @@ cdef class Channel:
     cdef public list slots, uncommitted, used, _free
     cdef public Route route
     cdef Epoch _epoch
+    cdef Traffic _traffic
+    cdef list _touched
     cdef public long long _generation
 
     @cython.locals(route=Route, inside=int, refused=list, k=Py_ssize_t, q=Queue)

@@ -86,9 +86,9 @@ _FAILED = FAILED
 
 class Channel:
     def __init__(self, connection: Connection, number: int) -> None:
-        self.connection = connection
-        self.number = number
+        self.connection, self.number = connection, number
         self.vhost: VHost = connection.vhost
+        self._traffic, self._touched = connection.vhost.traffic, connection.confirms.touched
         self.output: Output = connection.output
         self.closing = False
         self.flow = True
@@ -126,11 +126,10 @@ class Channel:
         self.gets = self.gets_auto = self.gets_empty = 0
         """`delivered`, `delivered_auto`: deliveries to consumers that have gone, with acks and without."""
         self.nacked: RangeSet | None = None
-        self.unsynced = self.touched = self.reading = False
+        self.unsynced = self.touched = self.reading = self.streams = False
         self.in_flight = self.in_a_row = 0
-        """The batches (`Confirms`) that wait for a sync, and those that have come since there were none."""
-        self.streams = False
-        """Whether it has lately published again before its confirms have come, so that it does not wait for each of them."""
+        """The batches (`Confirms`) that wait for a sync, and those that have come since there were none. `streams`: it has lately published
+        again before its confirms have come, so it does not wait for each of them."""
 
         self.stage: Stage | None = None
         self.route: Route | None = None
@@ -516,9 +515,9 @@ class Channel:
     def touch(self) -> None:
         """Let the end of this turn handle the confirms of this channel."""
         self.touched = True
-        self.connection.confirms.touched.append(self)
+        self._touched.append(self)
 
-    def confirm_to(self, sequence):  # type: ignore[no-untyped-def]
+    def confirm_to(self, sequence: int) -> None:
         """Confirm every publish up to `sequence` that was not refused (C2), with one cumulative ack."""
         if self.closing or sequence <= self.confirmed:
             return
@@ -531,7 +530,7 @@ class Channel:
         self.confirmed = sequence
         if count:
             self.answered += count
-            self.vhost.traffic.confirm(count)
+            self._traffic.confirm(count)
             self.output.put_ack(self.number, last, count > 1)
 
     # -- deliveries ------------------------------------------------------------------------------------------

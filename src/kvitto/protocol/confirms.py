@@ -39,7 +39,7 @@ class Published:
     """The last route; `used` has the others."""
     used: list[Route] | None
 
-    def note(self, changes, channel, arrived_us):  # type: ignore[no-untyped-def]
+    def note(self, changes: int, channel: Channel, arrived_us: int) -> None:
         """Note what the channel has published since the last time. This is no constructor, which would make objects of the numbers."""
         self.changes = changes
         self.channel = channel
@@ -112,7 +112,7 @@ class Confirms:
         """Note what has been published. It is in the files once all queues that are dirty now have been written."""
         if not self.touched and not self._unwritten:
             return
-        changes = self.broker.changes
+        changes = self.broker.written + len(self.broker.dirty)
         for channel in self.touched:
             published = Published()
             published.note(changes, channel, self.broker.now_us)

@@ -154,7 +154,6 @@ class Rounds:
                 self.latencies.held_by_peers(now - began)
         return served or due
 
-
     def follow(self, loop: Any, timeout: float) -> None:
         """Wait and serve peers, round after round, until asyncio has something to do. `timeout`: as in `round`."""
         end = 0.0 if timeout < 0 else ticks.seconds() + timeout

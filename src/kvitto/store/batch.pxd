@@ -31,6 +31,7 @@ cdef class Batch:
     cpdef fetch(self)
     @cython.locals(first=entry.Message, last=entry.Message, meta_end=Py_ssize_t)
     cpdef open_part(self, Buf chunk, object header, Py_ssize_t i, Py_ssize_t n, object stored=*)
+    cpdef start(self, unsigned long long first, long long time_ms, long long opened_us=*)
     cpdef Py_ssize_t size(self)
     @cython.locals(head=bytearray, meta_len=Py_ssize_t, body_len=Py_ssize_t)
     cpdef bytearray head(self, unsigned long long durable)

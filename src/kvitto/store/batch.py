@@ -292,7 +292,7 @@ class Batch:
 
     def head(self, durable: int) -> bytearray:
         """The header, in which the checksum is still missing. `durable` as in docs/formats.md."""
-        head = bytearray(_HEADER)
+        head = bits.zeros(_HEADER)
         meta_len, body_len = self.meta.n, self.body.n
         batch_head.put(
             head, self.size(), self.first, self.time_ms, self.count, meta_len, body_len, self.journal, durable
@@ -312,7 +312,7 @@ class Batch:
 
     def _seal_whole(self, durable: int, salt: int) -> bytearray:
         """The same in one buffer: for few messages several buffers cost more than to copy them."""
-        whole = bytearray(self.size())
+        whole = bits.zeros(self.size())
         batch_head.put(
             whole, len(whole), self.first, self.time_ms, self.count, self.meta.n, self.body.n, self.journal, durable
         )

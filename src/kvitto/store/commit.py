@@ -345,7 +345,9 @@ class GroupCommit:
         if `everything`, else none.
         """
         assert self.running is None
-        commit = self.running = Commit(self._disk, list(self._files), list(self._dirs))
+        commit = self.running = Commit(
+            self._disk, list(self._files) if self._files else [], list(self._dirs) if self._dirs else []
+        )
         commit.number = self.syncs + 1
         self.waiting = self.urgent = False
         self.awaited = self.eager = 0

@@ -2,8 +2,11 @@ cimport cython
 from kvitto.format cimport slot_sizes
 from kvitto.wire cimport bits
 
-@cython.locals(half=bytearray, size="unsigned long long", acks_size="unsigned long long", end="unsigned long long")
+cdef Py_ssize_t _SLOT, _HALF
+
 cdef bytearray _sizes(object seed, tuple sizes)
+@cython.locals(half=bytearray)
+cdef bytearray _half(object seed, unsigned long long size, unsigned long long acks_size, unsigned long long end)
 
 cdef class Inventory:
     cdef object __weakref__
@@ -17,6 +20,8 @@ cdef class Inventory:
     cdef public bint is_open
     cdef public object file
 
+    @cython.locals(at=Py_ssize_t)
+    cpdef bint grown(self, Py_ssize_t slot, unsigned long long size, unsigned long long acks_size, unsigned long long end) except -1
     @cython.locals(at=Py_ssize_t, name=bytes)
     cpdef bint put(self, Py_ssize_t slot, tuple key, tuple sizes) except? 0
     cdef _write(self, Py_ssize_t at, object data)

@@ -39,6 +39,8 @@ _NAME = SLOT_NAME.before("checksum")
 _CHECKED = SLOT_NAME.at["checksum"]
 """The bytes of a half that its checksum covers; both halves have it at the same place."""
 
+_SLOT, _HALF = SLOT, HALF  # C variables when compiled
+
 Key = tuple[int, str, int]
 """Kind, queue id, number. The number is the base offset of a segment or the number of a journal file, 0 for others."""
 Sizes = tuple[int, int, int]
@@ -77,8 +79,12 @@ def _name(key: Key) -> bytes:
 
 def _sizes(seed: int, sizes: Sizes) -> bytearray:
     """Encode the sizes. `seed`: the checksum of the name, so that a slot that is used again does not keep the sizes of the file before."""
-    size, acks_size, end = sizes
-    half = bytearray(slot_sizes.SIZE)
+    return _half(seed, sizes[0], sizes[1], sizes[2])
+
+
+def _half(seed: int, size: int, acks_size: int, end: int) -> bytearray:
+    """Encode the sizes, which may be integers of C."""
+    half = bits.zeros(slot_sizes.SIZE)
     slot_sizes.put(half, size, acks_size, end)
     slot_sizes.put_checksum(half, xxh3_64_intdigest(bits.piece(half, 0, slot_sizes.CHECKSUM_AT), seed))
     return half
@@ -252,14 +258,21 @@ class Inventory:
 
     def put(self, slot: int, key: Key, sizes: Sizes) -> bool:
         """Enter how much of a file is durable. Returns True if the inventory did not name the file before."""
-        at = slot * SLOT
-        seed = self._seeds.get(slot)
-        if seed is not None and at not in self.owed:
-            self._write(at + HALF, _sizes(seed, sizes))
+        if self.grown(slot, *sizes):
             return False
+        at = slot * SLOT
         name = _name(key)
         self._seeds[slot] = seed = _seed(name)
         self._write(at, name + _sizes(seed, sizes))
+        return True
+
+    def grown(self, slot: int, size: int, acks_size: int, end: int) -> bool:
+        """Enter how much of a file is durable, as `put` does, if the inventory names the file. Returns whether it does."""
+        at = slot * _SLOT
+        seed = self._seeds.get(slot)
+        if seed is None or (self.owed and at in self.owed):
+            return False
+        self._write(at + _HALF, _half(seed, size, acks_size, end))
         return True
 
     def _write(self, at: int, data: bytes | bytearray) -> None:

@@ -8,6 +8,8 @@ from kvitto.store.segment cimport Segment
 from kvitto.store.settlements cimport Settlements
 from kvitto.wire.buf cimport Buf
 
+cdef Py_ssize_t _SEGMENT_BYTES
+
 cdef class Log:
     cdef object __weakref__
     cdef dict __dict__

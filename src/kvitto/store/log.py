@@ -42,6 +42,9 @@ ROLL_WHEN_SETTLED_MS = 3_600_000
 """With an archive, a small segment that is settled is sealed after this time, so that it moves there too."""
 
 
+_SEGMENT_BYTES = SEGMENT_BYTES  # a C variable when compiled
+
+
 class Log:
     flags = True
     """Whether a message that may have been delivered before a crash is flagged."""
@@ -135,7 +138,7 @@ class Log:
         current = self.segments[-1] if self.segments else None
         if current is not None and not current.full:
             if (
-                current.size + batch.size() <= min(self.segment_bytes, SEGMENT_BYTES)
+                current.size + batch.size() <= min(self.segment_bytes, _SEGMENT_BYTES)
                 or current.size == segfile.HEADER
                 or _has_unsynced_records(current)
             ):
@@ -303,7 +306,7 @@ class Log:
         segment.keys -= 1
         return segment.keys == 0 and segment.full
 
-    def _is_due(self, current):  # type: ignore[no-untyped-def]
+    def _is_due(self, current: Segment) -> bool:
         """Whether a segment whose messages are all settled is to be sealed, although it is not full."""
         if current.size > (segfile.HEADER if self._room.short else ROLL_WHEN_SETTLED_BYTES):
             return True

@@ -121,13 +121,13 @@ def block(entries: Buf, time_ms: int, mark: int, durable: int) -> list[bytearray
     size = settlement.BLOCK_SIZE
     count = entries.n // settlement.SIZE
     if entries.n > SMALL:
-        head = bytearray(size)
+        head = bits.zeros(size)
         settlement.put_block(head, size + entries.n, time_ms, mark, count, durable)
         digest = xxh3_64(memoryview(head)[prefix.SIZE :])
         digest.update(entries.view())
         prefix.put_checksum(head, digest.intdigest())
         return [head, entries.view()]
-    whole = bytearray(size + entries.n)  # a copy of few bytes costs less than a second buffer
+    whole = bits.zeros(size + entries.n)  # a copy of few bytes costs less than a second buffer
     settlement.put_block(whole, size + entries.n, time_ms, mark, count, durable)
     bits.copy(whole, size, entries.p, 0, entries.n)
     prefix.put_checksum(whole, xxh3_64_intdigest(bits.piece(whole, prefix.SIZE, size + entries.n - prefix.SIZE)))

@@ -396,6 +396,8 @@ class Store:
         try:
             if segment.slot < 0:
                 segment.slot = self.inventory.take()
+            elif self.inventory.grown(segment.slot, segment.durable, segment.acks_durable, segment.synced_end):
+                return False
             sizes = segment.durable, segment.acks_durable, segment.synced_end
             return self.inventory.put(segment.slot, (SEGMENT, log_.queue_id, segment.base), sizes)
         except StoreFull as error:  # the next sync of this segment tries it again

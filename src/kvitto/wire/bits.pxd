@@ -1,4 +1,5 @@
 # Inline twins of bits.py for compiled callers. Loads and stores go through memcpy, which gcc turns into one move.
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize
 from cpython.bytes cimport PyBytes_FromStringAndSize
 
 cdef extern from * nogil:
@@ -65,7 +66,12 @@ cdef extern from * nogil:
     void kv_put_le64(unsigned char* p, unsigned long long v) noexcept
     void kv_copy(unsigned char* d, const unsigned char* s, Py_ssize_t n) noexcept
     bint kv_same(const unsigned char* a, const unsigned char* b, Py_ssize_t n) noexcept
+    void* memset(void* p, int value, size_t n)
 
+cdef inline bytearray zeros(Py_ssize_t n):
+    cdef bytearray made = PyByteArray_FromStringAndSize(NULL, n)
+    memset(PyByteArray_AS_STRING(made), 0, n)
+    return made
 cdef inline bytes piece(const unsigned char* p, Py_ssize_t i, Py_ssize_t n):
     return PyBytes_FromStringAndSize(<const char*>p + i, n)
 cdef inline unsigned int be16(const unsigned char* p, Py_ssize_t i) noexcept nogil:

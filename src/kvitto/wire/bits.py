@@ -62,6 +62,11 @@ def copy(dst: bytearray, d: int, src: Bytes, s: int, n: int) -> None:
     dst[d : d + n] = src[s : s + n]
 
 
+def zeros(n: int) -> bytearray:
+    """Return n zeros. In C this does not call the constructor, which takes anything."""
+    return bytearray(n)
+
+
 def piece(p: Bytes, i: int, n: int) -> bytes:
     """Return a copy of n bytes. Of few bytes that costs less than a view."""
     return bytes(p[i : i + n])

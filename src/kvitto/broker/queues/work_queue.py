@@ -682,7 +682,7 @@ class WorkQueue(Queue):
             log.settle(self.settlements, mark)
             self.settlements.clear()
 
-    def _any_below(self, mark):  # type: ignore[no-untyped-def]
+    def _any_below(self, mark: int) -> bool:
         """Whether a message below the mark is not settled yet. Nearly always one is unacked, which costs less than asking for all."""
         above = self.tail.next - mark
         return self.unacked + self.backlog.ready() > above or self.messages > above
