@@ -317,6 +317,26 @@ def test_who_looks_into_a_queue_leaves_nothing_in_memory() -> None:
     assert queue.backlog._behind.segment is None and queue.backlog.outline.segment is None
 
 
+@pytest.mark.usefixtures("streamed")
+def test_nor_does_one_between_whose_steps_the_queue_is_written() -> None:
+    harness = BrokerHarness()
+    queue = harness.declare("q")
+    put(harness, "q", LARGE)
+    harness.settle_down()
+    queue.release_windows()
+    steps, found = 0, list[Look]()
+    for step in looks(queue, 1):
+        steps += 1
+        if isinstance(step, Look):
+            found.append(step)
+        else:
+            harness.publish("q", b"small")
+            harness.turn()
+    assert len(found) == 1 and steps > 2 and queue.backlog._behind.segment is not None
+    harness.turn()
+    assert queue.backlog._behind.segment is None and queue.backlog.outline.segment is None
+
+
 def letter_being_read() -> BrokerHarness:
     """A rejected large message of which a part is in memory."""
     harness = BrokerHarness()

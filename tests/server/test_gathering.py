@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 import kvitto
 from kvitto.server import driving, gathering
-from kvitto.server.gathering import LONG_S, PAUSE_S, SHORT_WAITS, SYNCS, WAIT_S, Gathering
+from kvitto.server.gathering import SYNCS, WAIT_S, Gathering
 from kvitto.server.server import Server
 from kvitto.wire import methods as m
-from tests.protocol.raw import NO_PROPERTIES, Raw, content
-from tests.protocol.sansio import ProtocolHarness
+from tests.protocol.raw import Raw, content
 
 SYNC_S = 0.0001
 LIMIT_S = SYNCS * SYNC_S
@@ -24,7 +23,7 @@ LIMIT_S = SYNCS * SYNC_S
 def test_a_publisher_that_is_alone_waits_for_nobody() -> None:
     gather, now = Gathering(), 100.0
     for _ in range(1000):
-        assert gather.until(now, 1, SYNC_S, True) == 0.0
+        assert gather.until(now, 1, SYNC_S) == 0.0
         gather.begun(now, 1)
         now += SYNC_S
 
@@ -32,27 +31,27 @@ def test_a_publisher_that_is_alone_waits_for_nobody() -> None:
 def test_a_sync_waits_until_as_many_have_come_as_usual() -> None:
     gather = Gathering()
     gather.begun(100.0, 3)
-    assert gather.until(100.0001, 1, SYNC_S, True) == pytest.approx(100.0 + LIMIT_S, abs=1e-9)
-    assert gather.until(100.0002, 2, SYNC_S, True) == pytest.approx(100.0 + LIMIT_S, abs=1e-9)
-    assert gather.until(100.0003, 3, SYNC_S, True) == 0.0
-    assert gather.until(100.0 + LIMIT_S, 1, SYNC_S, True) == 0.0
+    assert gather.until(100.0001, 1, SYNC_S) == pytest.approx(100.0 + LIMIT_S, abs=1e-9)
+    assert gather.until(100.0002, 2, SYNC_S) == pytest.approx(100.0 + LIMIT_S, abs=1e-9)
+    assert gather.until(100.0003, 3, SYNC_S) == 0.0
+    assert gather.until(100.0 + LIMIT_S, 1, SYNC_S) == 0.0
 
 
 def test_nobody_waits_for_long_where_syncs_are_slow_and_not_at_all_where_they_cost_nothing() -> None:
     gather = Gathering()
     gather.begun(100.0, 3)
-    assert gather.until(100.0001, 1, 1.0, True) == pytest.approx(100.0 + WAIT_S, abs=1e-9)
-    assert gather.until(100.0001, 1, 0.0, True) == 0.0
+    assert gather.until(100.0001, 1, 1.0) == pytest.approx(100.0 + WAIT_S, abs=1e-9)
+    assert gather.until(100.0001, 1, 0.0) == 0.0
 
 
 def test_a_wait_in_vain_is_the_last_one() -> None:
     """A busy publisher beside one that is seen now and then waits once for each time that one sync covered both."""
     gather = Gathering()
     gather.begun(100.0, 20)
-    assert gather.until(100.0001, 1, SYNC_S, True)
+    assert gather.until(100.0001, 1, SYNC_S)
     gather.begun(100.0 + LIMIT_S, 1)
     for _ in range(1000):
-        assert gather.until(100.0001 + LIMIT_S, 1, SYNC_S, True) == 0.0
+        assert gather.until(100.0001 + LIMIT_S, 1, SYNC_S) == 0.0
         gather.begun(100.0001 + LIMIT_S, 1)
 
 
@@ -60,7 +59,7 @@ def test_waits_go_on_while_they_bring_more() -> None:
     """They need not bring as many as the largest of the recent syncs had."""
     gather, now, waits = Gathering(), 100.0, 0
     gather.begun(now, 20)
-    while gather.until(now + SYNC_S, 1, SYNC_S, True):
+    while gather.until(now + SYNC_S, 1, SYNC_S):
         now += LIMIT_S
         gather.begun(now, 2)
         waits += 1
@@ -77,66 +76,13 @@ def test_no_sync_waits_longer_than_its_limit(arrivals: list[tuple[float, int]], 
     for pause, count in arrivals:
         now += pause
         waiting += count
-        until = gather.until(now, waiting, sync_s, True)
+        until = gather.until(now, waiting, sync_s)
         if until:
             assert now < until <= began + min(WAIT_S, SYNCS * sync_s) and waiting < most
-            assert gather.until(until, waiting, sync_s, True) == 0.0
+            assert gather.until(until, waiting, sync_s) == 0.0
             continue  # the next ones come before it is due, or behind that
         gather.begun(now, waiting)
         began, most, waiting = now, max(most, waiting), 0
-
-
-def test_a_sync_waits_longer_while_publishers_go_on_without_their_confirms() -> None:
-    gather, now, count = Gathering(), 100.0, 0
-    gather.begun(now, 1)
-    while (until := gather.until(now := now + PAUSE_S / 2, count := count + 1, SYNC_S, False)) != 0.0:
-        assert until == pytest.approx(min(100.0 + LONG_S, now + PAUSE_S), abs=1e-9)
-    assert now == pytest.approx(100.0 + LONG_S, abs=PAUSE_S)
-    gather.begun(now, count)
-    assert gather.until(now + SYNC_S, 1, SYNC_S, False), "so does the next one"
-    assert not gather.until(now + SYNC_S, 1, SYNC_S, True), (
-        "how many came in a long wait says nothing of other publishers"
-    )
-
-
-def test_behind_a_pause_of_these_publishers_no_sync_waits_longer_for_a_while() -> None:
-    """They may have as many messages unconfirmed as they want to, and wait."""
-    gather, now = Gathering(), 100.0
-    gather.begun(now, 1)
-    assert gather.until(now + SYNC_S, 2, SYNC_S, False) == pytest.approx(now + SYNC_S + PAUSE_S, abs=1e-9)
-    now += SYNC_S + PAUSE_S
-    assert gather.until(now, 2, SYNC_S, False) == 0.0
-    gather.begun(now, 2)
-    for _ in range(SHORT_WAITS):
-        now += SYNC_S
-        assert gather.until(now, 2, SYNC_S, False) == 0.0
-        gather.begun(now, 2)
-    assert gather.until(now + SYNC_S, 2, SYNC_S, False)
-
-
-def test_where_syncs_cost_nothing_none_waits_longer() -> None:
-    gather = Gathering()
-    gather.begun(100.0, 1)
-    assert gather.until(100.0001, 1, 0.0, False) == 0.0
-
-
-@given(st.lists(st.tuples(st.floats(0, 0.002), st.integers(0, 50), st.booleans()), max_size=200), st.floats(0, 0.01))
-def test_no_sync_waits_longer_than_its_longer_limit(arrivals: list[tuple[float, int, bool]], sync_s: float) -> None:
-    """A turn may ask again although nothing has come."""
-    gather, now, began, came, waiting = Gathering(), 100.0, 0.0, 0.0, 0
-    for pause, count, eager in arrivals:
-        now += pause
-        waiting, came = waiting + count, now if count else came
-        if not waiting:
-            continue
-        until = gather.until(now, waiting, sync_s, eager)
-        if until:
-            assert now < until <= began + max(LONG_S, min(WAIT_S, SYNCS * sync_s))
-            assert until <= came + PAUSE_S or until <= began + min(WAIT_S, SYNCS * sync_s)
-            assert gather.until(until, waiting, sync_s, eager) == 0.0
-            continue
-        gather.begun(now, waiting)
-        began, waiting = now, 0
 
 
 @contextmanager
@@ -176,25 +122,6 @@ def test_one_message_waits_for_another_one_and_one_sync_covers_both() -> None:
         client.expect(m.BasicAck)
         client.expect(m.BasicAck)
         assert server.store.commits.syncs == syncs + 1 and server.rounds.due == 0.0
-
-
-def test_a_channel_that_publishes_again_before_its_confirm_does_not_wait_for_it() -> None:
-    """The next time its first batch is known not to be waited for, unless it was the only one this time."""
-    harness = ProtocolHarness()
-    wire, commits, eager = harness.wire(), harness.store.commits, list[int]()
-    wire.put(1, m.QueueDeclare("q", durable=True), m.ConfirmSelect())
-    harness.settle_down()
-    wire.feed(content(1, m.BasicPublish("", "q"), NO_PROPERTIES, b"first"))
-    harness.settle_down()
-    for batches in (1, 2, 1, 1, 3, 2):
-        for _ in range(batches):
-            wire.feed(content(1, m.BasicPublish("", "q"), NO_PROPERTIES, b"one more"))
-            harness.turn()
-            eager.append(commits.eager)
-        assert commits.awaited == batches
-        harness.sync()
-        assert commits.eager == commits.awaited == 0
-    assert eager == [1, 1, 1, 0, 1, 1, 1, 1, 0, 0]
 
 
 @pytest.mark.usefixtures("waiting")

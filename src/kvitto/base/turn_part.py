@@ -10,7 +10,7 @@ from typing import Any
 
 
 class TurnPart:
-    """The base of a part that leaves work for later turns."""
+    """The base of a part that leaves work for later turns. Each part sets `waiting` when it is made."""
 
     waiting: Any
     """What waits to be done in a turn; it is false if nothing does."""

@@ -20,10 +20,10 @@ cdef class Channel:
     cdef public unsigned int number, settling
     cdef public Output output
     cdef public Crowd crowd
-    cdef public bint closing, flow, confirm, unsynced, touched, reading, capped, streams
+    cdef public bint closing, flow, confirm, unsynced, touched, reading, capped
     cdef public dict consumers, getters, _allowed
     cdef public str last_queue
-    cdef public Py_ssize_t prefetch, prefetch_all, unacked, got, unacked_max, in_flight, in_a_row, dirtied, plain, _head, appending
+    cdef public Py_ssize_t prefetch, prefetch_all, unacked, got, unacked_max, in_flight, dirtied, plain, _head, appending
     cdef public unsigned long long next_to_settle, settle_until, next_tag, sequence, confirmed, noted
     cdef readonly Timed timed
     cdef public unsigned long long published, counted, answered, returned, dropped

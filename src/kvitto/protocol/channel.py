@@ -86,7 +86,8 @@ _FAILED = FAILED
 
 class Channel:
     def __init__(self, connection: Connection, number: int) -> None:
-        self.connection, self.number = connection, number
+        self.connection = connection
+        self.number = number
         self.vhost: VHost = connection.vhost
         self._traffic, self._touched = connection.vhost.traffic, connection.confirms.touched
         self.output: Output = connection.output
@@ -126,10 +127,8 @@ class Channel:
         self.gets = self.gets_auto = self.gets_empty = 0
         """`delivered`, `delivered_auto`: deliveries to consumers that have gone, with acks and without."""
         self.nacked: RangeSet | None = None
-        self.unsynced = self.touched = self.reading = self.streams = False
-        self.in_flight = self.in_a_row = 0
-        """The batches (`Confirms`) that wait for a sync, and those that have come since there were none. `streams`: it has lately published
-        again before its confirms have come, so it does not wait for each of them."""
+        self.unsynced = self.touched = self.reading = False
+        self.in_flight = 0
 
         self.stage: Stage | None = None
         self.route: Route | None = None

@@ -16,10 +16,9 @@ cdef class Published:
 
     cdef note(self, Py_ssize_t changes, Channel channel, long long arrived_us)
 
-cdef class Written:
+cdef class Covered:
     cdef public Confirms confirms
     cdef public list published
-    cdef public Py_ssize_t eager
 
 cdef class Confirms:
     cdef object __weakref__
@@ -32,14 +31,14 @@ cdef class Confirms:
 
     @cython.locals(channel=Channel, changes=Py_ssize_t, published=Published)
     cpdef note_published(self)
-    @cython.locals(published=Published, channel=Channel, written=Written, broker=Turning, count=Py_ssize_t, sequence="unsigned long long")
+    @cython.locals(published=Published, channel=Channel, covered=Covered, broker=Turning, count=Py_ssize_t, sequence="unsigned long long")
     cpdef answer(self)
-    @cython.locals(published=list)
+    @cython.locals(published=list, taken=list)
     cdef list _take(self, Py_ssize_t count)
     @cython.locals(channel=Channel)
-    cdef _written(self, Published published, Written written)
+    cdef _written(self, Published published, Covered covered)
     @cython.locals(now_us="long long", published=Published, channel=Channel)
-    cpdef synced(self, list synced)
+    cpdef synced(self, list covered)
     cdef _note_wait(self, Published published, long long now_us)
     @cython.locals(before="unsigned long long")
     cdef _answer(self, Channel channel, unsigned long long sequence)

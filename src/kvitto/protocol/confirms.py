@@ -60,14 +60,12 @@ class Published:
         return used if self.route is None else [*used, self.route]
 
 
-class Written:
-    """Published messages that are in the files: the callback of the sync that makes them durable."""
+class Covered:
+    """Published messages that are in the files, and that the next sync covers: it is called behind that sync."""
 
     def __init__(self, confirms: Confirms) -> None:
         self.confirms = confirms
         self.published: list[Published] = []
-        self.eager = 0
-        """How many of these are of channels that may wait for their confirms before they publish again."""
 
     def __call__(self) -> None:
         self.confirms.synced(self.published)
@@ -85,7 +83,7 @@ class Confirms:
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
         self.touched: list[Channel] = []
-        """Channels that have published since the last `note_published`."""
+        """Channels that have published since the last `note_published`. Each channel has this list, which is never replaced."""
         self.received = 0
         """Messages that were published with confirms."""
         self.answered = 0
@@ -135,9 +133,9 @@ class Confirms:
             return
         if not self._published and not self._waiting and not self._late and not self._late_waiting:
             return
-        written = Written(self)
+        covered = Covered(self)
         if self._late or self._late_waiting:
-            self._look_late(written)
+            self._look_late(covered)
         broker = self.broker
         count = 0
         while count < len(self._published):
@@ -147,32 +145,28 @@ class Confirms:
             count += 1
         for published in self._take(count):
             if not (broker.slow or self._late or broker.later_writes.waiting) or not self._is_late(published):
-                self._written(published, written)
+                self._written(published, covered)
         if self._waiting:
             self._answer_written()
-        if written.published:
-            broker.store.commits.when_confirmed(written, len(written.published), written.eager)
+        if covered.published:
+            broker.store.commits.when_confirmed(covered, len(covered.published))
 
     def _take(self, count: int) -> list[Published]:
         """Take out the first ones of what has been published."""
         published = self._published
         if count == len(published):
             self._published = []
-        else:
-            published, self._published = published[:count], published[count:]
-        return published
+            return published
+        taken = published[:count]
+        del published[:count]
+        return taken
 
-    def _written(self, published: Published, written: Written) -> None:
+    def _written(self, published: Published, covered: Covered) -> None:
         """Handle published messages that are in the files: their channel waits for the next sync, or is answered."""
         channel = published.channel
         if published.unsynced or channel.in_flight:
-            if channel.in_flight:
-                channel.streams = True
-            elif not channel.streams:
-                written.eager += 1
             channel.in_flight += 1
-            channel.in_a_row += 1
-            written.published.append(published)
+            covered.published.append(published)
         else:
             self._answer(channel, published.sequence)
             self._note_wait(published, self.broker.clock.monotonic_us())
@@ -212,13 +206,13 @@ class Confirms:
             q for queues in routed for q in queues if q in slow or (q.waits_for_commit and q.unwritten_from < q.next)
         )
 
-    def _look_late(self, written: Written) -> None:
+    def _look_late(self, covered: Covered) -> None:
         """Handle the confirms that no longer wait for slow queues."""
         reached = self.broker.reached
         for channel, late in [item for item in self._late.items() if reached(item[1].targets)]:
             del self._late[channel]
             assert late.published is not None
-            self._written(late.published, written)
+            self._written(late.published, covered)
         for item in [item for item in self._late_waiting if reached(item[0].targets)]:
             self._late_waiting.remove(item)
             self.broker.store.commits.when_announced(item[1][1])
@@ -253,14 +247,12 @@ class Confirms:
         for channel, queue in refused.items():
             channel.contain(walls.out_of_service(queue))
 
-    def synced(self, synced: list[Published]) -> None:
+    def synced(self, covered: list[Published]) -> None:
         """Note the last message of each channel that a sync has covered. One ack may answer several turns of a channel."""
         now_us = self.broker.clock.monotonic_us()
-        for published in synced:
+        for published in covered:
             channel = published.channel
             channel.in_flight -= 1
-            if not channel.in_flight:
-                channel.streams, channel.in_a_row = channel.in_a_row > 1, 0
             self._durable[channel] = published.sequence
             self._note_wait(published, now_us)
 

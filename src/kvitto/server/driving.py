@@ -183,7 +183,7 @@ class Driving(Driver):
         # where syncs are off there is nothing to save, and with followers more messages come while those sync
         if not commits.syncing or commits.allowed is not None:
             return False
-        self.rounds.due = self.gathering.until(now, commits.awaited, self._syncer.usual, commits.eager > 0)
+        self.rounds.due = self.gathering.until(now, commits.awaited, self._syncer.usual)
         return self.rounds.due > 0.0
 
     def _lazy_sync(self) -> None:

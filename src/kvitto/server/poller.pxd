@@ -12,9 +12,9 @@ cdef double MORE_S
 cdef dict NOBODY
 
 @cython.locals(served=bint, i=int, bits="unsigned int", events=int)
-cdef bint serve(dict peers, bytearray box, int count, dict keys, list found) except -1
+cdef bint serve(dict peers, bytearray box, int count, dict keys, list found, unsigned long long number) except -1
 @cython.locals(peer=Served)
-cdef bint handle(dict peers, int fd, int events, dict keys, list found) except -1
+cdef bint handle(dict peers, int fd, int events, dict keys, list found, unsigned long long number) except -1
 
 cdef class Rounds:
     cdef public object turn, on_due
@@ -27,6 +27,7 @@ cdef class Rounds:
     cdef int _fd
     cdef bytearray _events
     cdef double _share_ends
+    cdef unsigned long long _number
 
     @cython.locals(served=bint, due=bint, began=double, now=double, count=int, polls=int, more=bint, peers=dict, found=list)
     cpdef bint round(self, double timeout) except? 0

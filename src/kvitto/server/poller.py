@@ -24,7 +24,7 @@ T = TypeVar("T")
 READY_MAX = 512
 """At most this many files are served in one round. Those that are left come first in the next one."""
 POLLS = 4
-"""At most so many times in a round the poller looks for input that has come meanwhile, before the turn."""
+"""At most so many times in a round the poller looks for input of further peers that has come meanwhile, before the turn."""
 MORE_S = 0.0001
 """It does not look again when serving peers has taken longer than this, in seconds."""
 ROUNDS = 100
@@ -50,14 +50,15 @@ def serve(
     count: int,
     keys: dict[int, SelectorKey],
     found: list[tuple[SelectorKey, int]],
+    number: int,
 ) -> bool:
-    """Handle the events of a wait. Return whether one was a peer's."""
+    """Handle the events of a wait in the round with this number. Return whether a peer was served."""
     served = False
     for i in range(count):
         bits = ready.bits(box, i)
         # a socket that is broken is ready for both
         events = (_READ if bits & ~_OUT else 0) | (_WRITE if bits & ~_IN else 0)
-        if handle(peers, ready.descriptor(box, i), events, keys, found):
+        if handle(peers, ready.descriptor(box, i), events, keys, found, number):
             served = True
     return served
 
@@ -68,10 +69,17 @@ def handle(
     events: int,
     keys: dict[int, SelectorKey],
     found: list[tuple[SelectorKey, int]],
+    number: int,
 ) -> bool:
-    """Serve a peer whose socket is ready, or note for asyncio that a file of its own is. Return whether it was a peer's."""
+    """Serve a peer whose socket is ready, or note for asyncio that a file of its own is. Return whether a peer was served.
+
+    A peer is served once in a round: what it sends meanwhile is read as a whole by the next one.
+    """
     peer = peers.get(fd)
     if peer is not None:
+        if peer.served_in == number:
+            return False
+        peer.served_in = number
         peer.ready(events)
         return True
     key = keys.get(fd)
@@ -105,6 +113,7 @@ class Rounds:
         self._other = other
         self._fd = -1 if epoll is None else epoll.fileno()
         self._events = bytearray(ready.EVENT_BYTES * READY_MAX)
+        self._number = 0
         self._share_ends = 0.0
         """While asyncio has callbacks to run, no peer is served before this time of `ticks.seconds`."""
 
@@ -117,6 +126,7 @@ class Rounds:
         publish without pause take milliseconds in each round. So some rounds serve no peers then (`SHARE_S`).
         """
         served = due = False
+        self._number += 1
         found = self.found = []
         began = ticks.seconds()
         peers = NOBODY if timeout == 0 and began < self._share_ends else self.peers
@@ -129,17 +139,17 @@ class Rounds:
                 files = self._other.select(None if timeout < 0 else timeout)
                 began = ticks.seconds()
                 for key, events in files:
-                    if handle(peers, key.fd, events, self.keys, found):
+                    if handle(peers, key.fd, events, self.keys, found, self._number):
                         served = True
             else:
                 count = ready.wait(self._epoll, self._fd, self._events, READY_MAX, min(timeout, LONGEST_S))
                 began = ticks.seconds()
-                served = serve(peers, self._events, count, self.keys, found)
+                served = serve(peers, self._events, count, self.keys, found, self._number)
                 more, polls = served, 0
                 while more and polls < POLLS and not found and ticks.seconds() - began < MORE_S:
                     polls += 1
                     count = ready.wait(self._epoll, self._fd, self._events, READY_MAX, 0.0)
-                    more = serve(peers, self._events, count, self.keys, found)
+                    more = serve(peers, self._events, count, self.keys, found, self._number)
             if self.due and began >= self.due:
                 self.due, due = 0.0, True
                 self.on_due()
@@ -157,12 +167,12 @@ class Rounds:
     def follow(self, loop: Any, timeout: float) -> None:
         """Wait and serve peers, round after round, until asyncio has something to do. `timeout`: as in `round`."""
         end = 0.0 if timeout < 0 else ticks.seconds() + timeout
-        ready = loop._ready
+        callbacks = loop._ready
         first = loop._scheduled[0] if loop._scheduled else None
         for _ in range(ROUNDS):
             served = self.round(timeout)
             timers = loop._scheduled
-            if not served or self.found or ready or (timers[0] if timers else None) is not first:
+            if not served or self.found or callbacks or (timers[0] if timers else None) is not first:
                 return
             if end:
                 timeout = end - ticks.seconds()
@@ -200,6 +210,8 @@ class Poller(selectors.BaseSelector):
             del self._served[fd]
             self._forget(fd)
             return
+        if not before:
+            served.served_in = 0
         self._served[fd] = served
         self._set(fd, events, not before)
 

@@ -24,7 +24,7 @@ cdef class GroupCommit:
     cdef public object begun, allowed
     cdef public Commit running
     cdef public unsigned long long syncs
-    cdef public Py_ssize_t unsynced, awaited, eager, new_files, new_before, load, load_before
+    cdef public Py_ssize_t unsynced, awaited, new_files, new_before, load, load_before
     cdef public bint syncing, in_haste, waiting, urgent, messages_wanted
     cdef object _disk, _unannounced
     cdef public dict rest
@@ -47,7 +47,7 @@ cdef class GroupCommit:
     cpdef allow(self, object number)
     cpdef when_synced(self, object callback, bint messages=*)
     cpdef when_announced(self, object callback, bint messages=*)
-    cpdef when_confirmed(self, object callback, Py_ssize_t count, Py_ssize_t eager)
+    cpdef when_confirmed(self, object callback, Py_ssize_t count)
 
 cdef _call_back(Commit commit)
 cdef bint _has_news(Commit commit) except -1

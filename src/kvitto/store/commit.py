@@ -166,8 +166,6 @@ class GroupCommit:
         """The bytes of messages that have been written since the last commit of messages began."""
         self.awaited = 0
         """How many batches have confirms that wait for the next commit (`when_confirmed`), apart from those that were put off to it."""
-        self.eager = 0
-        """How many of them may have publishers that wait for the confirm before they go on."""
         self.urgent = False
         """Whether anything else waits for the next commit. Then its sync may not wait for other publishers (server/gathering.py)."""
         self.in_haste = False
@@ -320,16 +318,14 @@ class GroupCommit:
         self.waiting = self.urgent = True
         self.messages_wanted |= messages
 
-    def when_confirmed(self, callback: Callable[[], None], count: int, eager: int) -> None:
+    def when_confirmed(self, callback: Callable[[], None], count: int) -> None:
         """Call back as `when_announced` does. This is for confirms, whose sync may wait a moment for other publishers.
 
-        `count`: how many batches they are for. A batch is what a channel has published at one moment. `eager`: how many of these are of
-        channels that may wait for their confirms before they publish again.
+        `count`: how many batches they are for. A batch is what a channel has published at one moment.
         """
         self._announcements.append(callback)
         self.waiting = self.messages_wanted = True
         self.awaited += count
-        self.eager += eager
 
     def when_clean(self, segment: Segment, callback: Callable[[], None]) -> None:
         """Call back once all that is in the files of a segment is durable, footer and settlements too."""
@@ -350,7 +346,7 @@ class GroupCommit:
         )
         commit.number = self.syncs + 1
         self.waiting = self.urgent = False
-        self.awaited = self.eager = 0
+        self.awaited = 0
         self.new_before = self.load_before = 0
         self._files.clear()
         self._dirs.clear()

@@ -248,8 +248,10 @@ class Backlog:
         found = self.in_memory(offset)
         if found is None:
             window = self._behind
-            self._has_read = True
-            loaded = yield from self.log.reader.load_steps(window, offset)
+            try:
+                loaded = yield from self.log.reader.load_steps(window, offset)
+            finally:
+                self._has_read = True  # not before: a write of the queue between two steps clears it
             self.write_off_lost()
             if not loaded or not window.holds(offset):
                 return None
