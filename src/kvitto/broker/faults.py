@@ -10,6 +10,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from kvitto.base.errors import PromiseError, StoreError
+from kvitto.base.turn_part import TurnPart
 from kvitto.broker import walls
 
 if TYPE_CHECKING:
@@ -24,14 +25,14 @@ FAULT = "fault"
 """The kind of the definition."""
 
 
-class Faults:
+class Faults(TurnPart):
     """Takes queues out of service, and ends the connections of consumers that have failed."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self.fresh: list[Queue] = []
         """Queues that went out of service since `Confirms` last checked. Messages published to them in this turn are not stored."""
-        self.failed: list[tuple[Consumer, Exception]] = []
+        self.waiting: list[tuple[Consumer, Exception]] = []
         """Consumers that could not take a delivery. Their connections end in `end_failed`."""
         self._restored: dict[str, tuple[Any, ...]] = {}
         broker.store.on_fault = self._log_failed
@@ -82,12 +83,12 @@ class Faults:
 
     def consumer_failed(self, consumer: Consumer, error: Exception) -> None:
         """Handle an error of a consumer in a delivery. The queue goes on without it, and its connection is ended later (`end_failed`)."""
-        self.failed.append((consumer, error))
+        self.waiting.append((consumer, error))
 
     def end_failed(self) -> None:
-        """End the connections of the consumers in `failed`."""
-        while self.failed:
-            consumer, error = self.failed.pop()
+        """End the connections of the consumers in `waiting`."""
+        while self.waiting:
+            consumer, error = self.waiting.pop()
             consumer.contain(error)
 
     # -- start -----------------------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 cimport cython
 from kvitto.base.turn_part cimport TurnPart
-from kvitto.broker.faults cimport Faults
 from kvitto.broker.queues.later_writes cimport LaterWrites
 from kvitto.broker.queues.queue cimport Queue
 from kvitto.broker.state cimport TurnState
@@ -8,8 +7,7 @@ from kvitto.broker.state cimport TurnState
 cdef Py_ssize_t _LEAST_COST, _QUEUE_COST
 
 cdef class Turning(TurnState):
-    cdef public Faults faults
-    cdef public TurnPart jobs, readers, records, dead_letters, stages
+    cdef public TurnPart faults, jobs, readers, records, dead_letters, stages
     cdef public object on_full
     cdef public dict queues
     cdef public bint applying

@@ -125,7 +125,7 @@ class Turning(TurnState):
             most -= self._write_later(most - most // 2)
         while True:
             most = self._write_dirty(most)
-            if self.faults.failed:
+            if self.faults.waiting:
                 self.faults.end_failed()
             if self.dead_letters.waiting:
                 walls.run(self.dead_letters, self.dead_letters.run)
