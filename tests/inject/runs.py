@@ -28,7 +28,7 @@ ENDS_THE_PROCESS = {
 PARTS = {"<listcomp>", "<dictcomp>", "<genexpr>"}
 OF_THE_HUB = {"turn", "_serve_crowds", "flush", "unfinished", "after_sync"}
 OF_THE_CONFIRMS = {
-    "note_published", "answer", "_written", "_is_late", "_targets", "_answer_written", "_look_late", "_synced",
+    "note_published", "answer", "_written", "_is_late", "_targets", "_answer_written", "_look_late", "synced",
 }  # fmt: skip
 OF_LATER_WRITES = {"end", "reached", "may_go_on", "_line_with_room", "next", "_has_room", "_ask", "_put_off"}
 OF_THE_BROKER = {"tick", "sync_all"}
