@@ -15,6 +15,7 @@ import functools
 import gc
 import mmap
 import sys
+from collections.abc import Callable
 from time import thread_time_ns
 from typing import Any
 
@@ -47,8 +48,11 @@ def name_of(callback: Any) -> str:
     return f"{name} of {type(protocol).__name__}" if protocol is not None else str(name)
 
 
-def watch_peers(kind: Any, timed: Any) -> None:
-    """Time what a poller does outside of asyncio's handles: it serves the sockets of peers, and runs the turn behind their input."""
+def watch_peers(kind: Any, timed: Any, ended: Callable[[], None]) -> None:
+    """Time what a poller does outside of asyncio's handles: it serves the sockets of peers, and runs the turn behind their input.
+
+    `ended` is called behind each turn, with which a round of the poller ends.
+    """
     watch_untimed = kind.watch
 
     class Timed(Served):
@@ -64,7 +68,11 @@ def watch_peers(kind: Any, timed: Any) -> None:
     turn = getattr(kind, "turn", None)
 
     def set_turn(self: Any, action: Any) -> None:
-        self.timed_turn = functools.partial(timed, action, action)
+        def timed_turn() -> None:
+            timed(action, action)
+            ended()
+
+        self.timed_turn = timed_turn
         if turn is not None:
             turn.fset(self, self.timed_turn)
 
@@ -118,24 +126,20 @@ class Watch:
             run_once(self)
             words[ROUND_NS] = max(words[ROUND_NS], thread_time_ns() - began)
 
-        began_round = 0
+        last_ended = 0
 
-        def one_round(self: Any, timeout: float | None) -> Any:
-            """Several of these may follow each other without asyncio."""
-            nonlocal began_round
-            began, began_round = began_round, thread_time_ns()
-            if began:
-                words[ROUND_NS] = max(words[ROUND_NS], began_round - began)
-            return untimed_round(self, timeout)
+        def ended() -> None:
+            """Note how long a round has taken. Several of them may follow each other without asyncio."""
+            nonlocal last_ended
+            before, last_ended = last_ended, thread_time_ns()
+            if before:
+                words[ROUND_NS] = max(words[ROUND_NS], last_ended - before)
 
         asyncio.events.Handle._run = handle  # type: ignore[method-assign]
         if poller is not None:
-            watch_peers(poller.Poller, timed)
-        untimed_round: Any = getattr(getattr(poller, "Poller", None), "round", None)
-        if untimed_round is not None:
-            poller.Poller.round = one_round  # type: ignore[method-assign]
+            watch_peers(poller.Poller, timed, ended)
         else:
-            asyncio.base_events.BaseEventLoop._run_once = once  # type: ignore[attr-defined]
+            asyncio.base_events.BaseEventLoop._run_once = once
 
     def new_phase(self) -> None:
         self.words[PIECE_NS] = self.words[ROUND_NS] = 0

@@ -11,7 +11,7 @@ from kvitto.server.poller import Poller
 from kvitto.server.served import Served
 
 
-def test_peers_and_the_turn_are_timed() -> None:
+def test_peers_and_the_turn_are_timed_and_rounds_are_told_apart() -> None:
     class Watched(Poller):
         pass
 
@@ -29,7 +29,7 @@ def test_peers_and_the_turn_are_timed() -> None:
     def turn() -> None:
         done.append("turn")
 
-    watch_peers(Watched, timed)
+    watch_peers(Watched, timed, lambda: done.append("ended"))
     poller, peer = Watched(), Peer()
     poller.turn = turn
     ours, theirs = socket.socketpair()
@@ -39,4 +39,4 @@ def test_peers_and_the_turn_are_timed() -> None:
         poller.select(1)
         poller.watch(ours.fileno(), peer, EVENT_READ, 0)
     poller.close()
-    assert done == ["served", "turn"] and seen == [peer.ready, turn]
+    assert done == ["served", "turn", "ended"] and seen == [peer.ready, turn]

@@ -11,6 +11,7 @@ import pytest
 
 from kvitto.broker.queues.look import Look, looks
 from kvitto.broker.queues.reader import RangeReader
+from kvitto.broker.queues.work_queue import WorkQueue
 from kvitto.broker.transfers.bulk import Bulk
 from kvitto.broker.transfers.deadletter import READING
 from kvitto.protocol import connection
@@ -303,14 +304,20 @@ def test_of_many_large_dead_letters_one_is_read_at_a_time(monkeypatch: pytest.Mo
     assert harness.peek("dead") == [LARGE] * len(names) and (reading, most) == (0, 1)
 
 
-@pytest.mark.usefixtures("streamed")
-def test_who_looks_into_a_queue_leaves_nothing_in_memory() -> None:
-    """What was read stayed until the queue had something to write."""
+def with_a_large_message() -> tuple[BrokerHarness, WorkQueue]:
+    """A queue with a large message in its files, and none of it in memory."""
     harness = BrokerHarness()
     queue = harness.declare("q")
     put(harness, "q", LARGE)
     harness.settle_down()
     queue.release_windows()
+    return harness, queue
+
+
+@pytest.mark.usefixtures("streamed")
+def test_who_looks_into_a_queue_leaves_nothing_in_memory() -> None:
+    """What was read stayed until the queue had something to write."""
+    harness, queue = with_a_large_message()
     found = [one for one in looks(queue, 10) if isinstance(one, Look)]
     assert len(found) == 1 and queue.backlog._behind.segment is not None
     harness.turn()
@@ -318,12 +325,8 @@ def test_who_looks_into_a_queue_leaves_nothing_in_memory() -> None:
 
 
 @pytest.mark.usefixtures("streamed")
-def test_nor_does_one_between_whose_steps_the_queue_is_written() -> None:
-    harness = BrokerHarness()
-    queue = harness.declare("q")
-    put(harness, "q", LARGE)
-    harness.settle_down()
-    queue.release_windows()
+def test_a_look_leaves_nothing_in_memory_if_the_queue_is_written_between_its_steps() -> None:
+    harness, queue = with_a_large_message()
     written = 0
     for step in looks(queue, 1):
         if isinstance(step, Look):

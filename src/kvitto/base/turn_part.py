@@ -1,7 +1,7 @@
-"""What a turn of the broker asks of the parts that rarely have work for it.
+"""The base of those parts of the broker that rarely have work for a turn.
 
-Each turn asks all of them, nearly always in vain, and in the traffic of most applications a turn has one message. So the base is a class
-of C when compiled, whose field the turn reads without looking up a name.
+Each turn asks all of them whether they have any, and the answer is nearly always no. So the base is a class of C when compiled, and the
+turn reads its field without looking up a name (docs/adr/0023).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class TurnPart:
-    """The base of a part that leaves work for later turns. Each part sets `waiting` when it is made."""
+    """A part of the broker that leaves work for later turns. Each part sets `waiting` in its constructor."""
 
     waiting: Any
     """What waits to be done in a turn; it is false if nothing does."""

@@ -86,7 +86,7 @@ class Faults(TurnPart):
         self.waiting.append((consumer, error))
 
     def end_failed(self) -> None:
-        """End the connections of the consumers in `waiting`."""
+        """End the connections of the consumers that have failed."""
         while self.waiting:
             consumer, error = self.waiting.pop()
             consumer.contain(error)

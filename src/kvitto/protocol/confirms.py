@@ -61,7 +61,7 @@ class Published:
 
 
 class Covered:
-    """Published messages that are in the files, and that the next sync covers: it is called behind that sync."""
+    """Published messages that are in the files, and wait for the next sync. It is called when that sync has ended."""
 
     def __init__(self, confirms: Confirms) -> None:
         self.confirms = confirms
@@ -110,7 +110,7 @@ class Confirms:
         """Note what has been published. It is in the files once all queues that are dirty now have been written."""
         if not self.touched and not self._unwritten:
             return
-        changes = self.broker.written + len(self.broker.dirty)
+        changes = self.broker.changes
         for channel in self.touched:
             published = Published()
             published.note(changes, channel, self.broker.now_us)

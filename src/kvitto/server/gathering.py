@@ -14,7 +14,7 @@ SYNCS = 3
 """It also begins at most this many times the usual time of a sync after the previous one began. That is enough for the previous sync, and
 for the publishers that it answers to publish again. Where syncs take no time, as in memory, none waits."""
 FADES = 1 / 8
-"""The part of the usual number by which it shrinks with each sync that covers fewer batches. It grows at once."""
+"""With each sync that covers fewer batches than usual, the usual number shrinks by this part of itself. It grows at once."""
 
 
 class Gathering:

@@ -52,7 +52,7 @@ def serve(
     found: list[tuple[SelectorKey, int]],
     number: int,
 ) -> bool:
-    """Handle the events of a wait in the round with this number. Return whether a peer was served."""
+    """Handle the events that a wait has found, in the round with this number. Return whether a peer was served."""
     served = False
     for i in range(count):
         bits = ready.bits(box, i)
@@ -108,7 +108,7 @@ class Rounds:
         """The time of `ticks.seconds` at which `on_due` is called; 0.0: never. Asyncio's timers are not finer than a millisecond."""
         self.on_due: Callable[[], object] = nothing
         self.fine = epoll is None or ready.fine(epoll.fileno())
-        """Whether a wait can end at `due`, and not up to a millisecond later."""
+        """Whether a wait can end exactly at `due`. If not, it may end up to a millisecond later."""
         self._epoll = epoll
         self._other = other
         self._fd = -1 if epoll is None else epoll.fileno()
@@ -210,7 +210,7 @@ class Poller(selectors.BaseSelector):
             del self._served[fd]
             self._forget(fd)
             return
-        if not before:
+        if self._served.get(fd) is not served:
             served.served_in = 0
         self._served[fd] = served
         self._set(fd, events, not before)

@@ -4,9 +4,8 @@ from kvitto.wire cimport bits
 
 cdef Py_ssize_t _SLOT, _HALF
 
-cdef bytearray _sizes(object seed, tuple sizes)
 @cython.locals(half=bytearray)
-cdef bytearray _half(object seed, unsigned long long size, unsigned long long acks_size, unsigned long long end)
+cpdef bytearray _sizes(object seed, unsigned long long size, unsigned long long acks_size, unsigned long long end)
 
 cdef class Inventory:
     cdef object __weakref__

@@ -77,13 +77,8 @@ def _name(key: Key) -> bytes:
     return body + bytes_of(xxh3_64_intdigest(body))
 
 
-def _sizes(seed: int, sizes: Sizes) -> bytearray:
+def _sizes(seed: int, size: int, acks_size: int, end: int) -> bytearray:
     """Encode the sizes. `seed`: the checksum of the name, so that a slot that is used again does not keep the sizes of the file before."""
-    return _half(seed, sizes[0], sizes[1], sizes[2])
-
-
-def _half(seed: int, size: int, acks_size: int, end: int) -> bytearray:
-    """Encode the sizes, which may be integers of C."""
     half = bits.zeros(slot_sizes.SIZE)
     slot_sizes.put(half, size, acks_size, end)
     slot_sizes.put_checksum(half, xxh3_64_intdigest(bits.piece(half, 0, slot_sizes.CHECKSUM_AT), seed))
@@ -99,13 +94,13 @@ def header(slots: int) -> bytes:
     """Encode slot 0 of an inventory that has so many slots behind it."""
     body = INVENTORY.before("checksum").pack(INVENTORY_MAGIC, INVENTORY_VERSION, b"")
     seed = xxh3_64_intdigest(body)
-    return body + bytes_of(seed) + _sizes(seed, (slots, 0, 0))
+    return body + bytes_of(seed) + _sizes(seed, slots, 0, 0)
 
 
 def slot(key: Key, sizes: Sizes) -> bytes:
     """Encode an entry."""
     name = _name(key)
-    return name + _sizes(_seed(name), sizes)
+    return name + _sizes(_seed(name), *sizes)
 
 
 @dataclass
@@ -167,7 +162,7 @@ def _read_sizes(data: bytes, at: int) -> Sizes | None:
     if at + SLOT > len(data):
         return None
     sizes = SLOT_SIZES.read(data, at + HALF)[:3]
-    return sizes if data[at + HALF : at + SLOT] == _sizes(_seed(data, at), sizes) else None
+    return sizes if data[at + HALF : at + SLOT] == _sizes(_seed(data, at), *sizes) else None
 
 
 class Inventory:
@@ -263,7 +258,7 @@ class Inventory:
         at = slot * SLOT
         name = _name(key)
         self._seeds[slot] = seed = _seed(name)
-        self._write(at, name + _sizes(seed, sizes))
+        self._write(at, name + _sizes(seed, *sizes))
         return True
 
     def grown(self, slot: int, size: int, acks_size: int, end: int) -> bool:
@@ -272,7 +267,7 @@ class Inventory:
         seed = self._seeds.get(slot)
         if seed is None or (self.owed and at in self.owed):
             return False
-        self._write(at + _HALF, _half(seed, size, acks_size, end))
+        self._write(at + _HALF, _sizes(seed, size, acks_size, end))
         return True
 
     def _write(self, at: int, data: bytes | bytearray) -> None:

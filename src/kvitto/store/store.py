@@ -199,7 +199,7 @@ class Store:
         self._written_out = 0
         """What `journal.written_out` was when the latest full sync began: once that is complete, so much is durable in the queues."""
         self._may_compact = False
-        """Whether a compaction has been begun, and it has not been seen to have no lines left."""
+        """Whether a compaction may have lines left to write. It has none if this is false."""
         self._naming = False
         """Whether a compaction has renamed the new definitions log, and no sync has made the name durable yet."""
         self.orphans: dict[str, int] = {}

@@ -50,7 +50,7 @@ class Backlog:
         self.tail = tail
         self.keeper = keeper
         self._turns = turns
-        """Gets the batches that are not read any more."""
+        """It gets back the batches that nobody reads any more."""
         self.cursor = 0
         self.flagged_below = 0
         """Messages below this offset are flagged as redelivered, since they may have been delivered before the start."""
@@ -66,7 +66,7 @@ class Backlog:
         self._ahead, self._behind, self.outline = Window(), Window(), Window(outline=True)
         self._ahead.patient = True
         self._has_read = False
-        """Whether one of them may have something that was read. Each turn of the queue asks."""
+        """Whether a window may hold what was read from a file. If none does, `release_unused` has nothing to look for."""
 
     def ready(self):  # type: ignore[no-untyped-def]
         """The number of messages that can be delivered now."""

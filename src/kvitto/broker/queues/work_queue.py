@@ -683,7 +683,7 @@ class WorkQueue(Queue):
             self.settlements.clear()
 
     def _any_below(self, mark: int) -> bool:
-        """Whether a message below the mark is not settled yet. Nearly always one is unacked, which costs less than asking for all."""
+        """Whether a message below the mark is not settled. Nearly always one is unacked, so the cheap comparison comes first."""
         above = self.tail.next - mark
         return self.unacked + self.backlog.ready() > above or self.messages > above
 
