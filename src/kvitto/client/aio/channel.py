@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from kvitto.client.aio.consumer import Subscription, cancelled_by_broker
@@ -84,6 +84,26 @@ class Channel:
         elif core.connection.out.n > FLUSH_BYTES:  # without confirms nothing else lets other tasks run
             core.connection.flush()
             await asyncio.sleep(0)
+
+    def publish_for(
+        self, waiter: Any, body: bytes, routing_key: str, exchange: str, mandatory: bool, fields: Fields
+    ) -> Callable[[], None] | None:
+        """Write a publish with confirms if nothing has to be waited for before. Return what sends it, or None if something has to be.
+
+        waiter: gets the outcome like a future. Raises ValueError, TypeError or AttributeError for arguments that do not fit.
+        """
+        core = self._core
+        if core is None or not core.open or not core.confirms:
+            return None
+        properties = encode(fields, identify=core.keep) if fields or core.keep else DEFAULT
+        connection = core.connection
+        before, connection.scheduled = connection.scheduled, True  # the caller sends it: no turn of the loop has to
+        try:
+            core.publish(exchange, routing_key, 1 if mandatory else 0, properties, body, waiter)
+        except BaseException:
+            connection.scheduled = before
+            raise
+        return connection.flush
 
     async def publish_many(
         self,

@@ -88,7 +88,7 @@ cdef class ChannelCore(Sink):
     cdef public object new_message
     cdef public unsigned long long unexpected
     @cython.locals(e=bytes, r=bytes)
-    cpdef publish(self, str exchange, str routing_key, unsigned int flags, bytes properties, bytes body)
+    cpdef publish(self, str exchange, str routing_key, unsigned int flags, bytes properties, bytes body, object waiter=*)
     @cython.locals(out=Buf, frame_max=Py_ssize_t, count="long long", first="unsigned long long", more=bint, plain=bint, exchange=bytes, key=bytes, properties=bytes, body=bytes, waiting=Waiting)
     cpdef bint publish_from(self, object messages, Many many, long long most) except -1
     cpdef Waiting remember(self, Waiting waiting)

@@ -330,15 +330,18 @@ class ChannelCore(Sink):
     # --- publishing
 
     def publish(
-        self, exchange: str, routing_key: str, flags: int, properties: bytes, body: bytes
-    ) -> Future[None] | None:
-        """Write one publish. Return the future of its confirm, None on a channel without confirms."""
+        self, exchange: str, routing_key: str, flags: int, properties: bytes, body: bytes, waiter: Any = None
+    ) -> Any:
+        """Write one publish. Return the future of its confirm, None on a channel without confirms.
+
+        waiter: what gets the outcome instead of a future, and has its methods `done`, `set_result` and `set_exception`.
+        """
         e = exchange.encode()
         r = routing_key.encode()
         future = None
         put_publish(self.connection.out, self.channel, e, r, flags, properties, body, self.connection.frame_max)
         if self.confirms:
-            future = self.new_future()
+            future = self.new_future() if waiter is None else waiter
             if flags or self.keep:
                 self.enter(self.remember(Waiting(e, r, flags, properties, body, future)))
             else:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, Unpack
 
@@ -17,8 +18,12 @@ from kvitto.client.blocking.loop import Loop
 from kvitto.client.blocking.messages import Settling, SyncMessage, Wrap
 from kvitto.client.blocking.outbox import CLOSE_TIMEOUT_S, Closing, Outbox, Outboxes
 from kvitto.client.blocking.queue import SyncExchange, SyncQueue
+from kvitto.client.blocking.receipt import Receipt
 from kvitto.client.blocking.stream import Stream
 from kvitto.wire.tables import Table
+
+Arguments = tuple[bytes, str, str, bool, Fields]
+"""Body, routing key, exchange, whether it is mandatory, and properties."""
 
 
 class SyncChannel(Closing):
@@ -46,11 +51,41 @@ class SyncChannel(Closing):
         """Publish a message, and return when the broker has confirmed it. On a channel without confirms it returns when
         the message is handed over; if it cannot be sent, the next publish, `flush` or `close` raises the error."""
         if self._channel.confirms:
-            work = self._channel.publish(body, routing_key, exchange=exchange, mandatory=mandatory, **fields)
-            self._loop.run(work, timeout_s)
+            self._publish(timeout_s, body, routing_key, exchange, mandatory, fields)
             return
         properties = encode(fields) if fields else DEFAULT
         self._outbox.put((exchange, routing_key, int(mandatory), properties, body), timeout_s)
+
+    def _publish(self, timeout_s: float | None, *args: *Arguments) -> None:
+        """Publish with a confirm, and wait for it."""
+        self._loop.check_waiting()
+        receipt = Receipt()
+        try:
+            self._loop.hand_over(partial(self._send, receipt, *args), receipt)
+            receipt.wait(timeout_s)
+        except BaseException:
+            if not receipt.done():
+                receipt.abandon()
+                self._loop.soon(receipt.cancel)
+            raise
+        finally:
+            self._loop.forget(receipt)
+
+    def _send(
+        self, receipt: Receipt, body: bytes, routing_key: str, exchange: str, mandatory: bool, fields: Fields
+    ) -> Callable[[], None] | None:
+        """In the loop: publish at once, or in a task if something has to be waited for, such as a new connection."""
+        if receipt.done():
+            return None
+        try:
+            send = self._channel.publish_for(receipt, body, routing_key, exchange, mandatory, fields)
+        except Exception as error:  # noqa: BLE001 - the thread that waits raises it
+            receipt.set_exception(error)
+            return None
+        if send is None:
+            work = self._channel.publish(body, routing_key, exchange=exchange, mandatory=mandatory, **fields)
+            receipt.follow(self._loop.loop.create_task(work))
+        return send
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until everything published without confirms is on its way. Raise the error if something could not be sent."""

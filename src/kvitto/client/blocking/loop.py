@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from kvitto.client import disown
 from kvitto.client.aio.errors import Closed
@@ -20,12 +21,24 @@ T = TypeVar("T")
 CLOSED = "the connection was closed by this program"
 
 
+class Waiter(Protocol):
+    """What a thread waits for that has handed over a call."""
+
+    def set_exception(self, error: BaseException) -> None:
+        """Note that there will be no other outcome, if there is none yet."""
+
+
 class Loop:
     """A thread with an event loop. Its methods are called from other threads, except where they say so."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
         self.loop.set_default_executor(_Names(1, "kvitto-client-names"))
+        self._handed: deque[Callable[[], Callable[[], None] | None]] = deque()
+        self._asked = False
+        """Whether the loop has been asked to take what was handed over."""
+        self._waiters: set[Waiter] = set()
+        """Adding, removing and copying are atomic."""
         self._lock = threading.RLock()  # a signal handler may call what its own thread is in the middle of
         self._last: asyncio.Future[Callable[[], Coroutine[Any, Any, None]]] = self.loop.create_future()
         self._ending = False
@@ -71,6 +84,31 @@ class Loop:
         except Closed:
             work.close()
             raise
+
+    def hand_over(self, call: Callable[[], Callable[[], None] | None], waiter: Waiter) -> None:
+        """Have the loop call this, behind what was handed over before. What that returns is called once for all that were taken together,
+        behind the last of them. The waiter gets an outcome at the latest when the thread ends, unless it is passed to `forget`."""
+        with self._lock:
+            self.check()
+            self._waiters.add(waiter)
+            self._handed.append(call)
+            if not self._asked:
+                self._asked = True
+                self.loop.call_soon_threadsafe(self._take)
+
+    def forget(self, waiter: Waiter) -> None:
+        """Note that this waiter has its outcome, or waits no more."""
+        self._waiters.discard(waiter)
+
+    def _take(self) -> None:
+        self._asked = False  # first: what is handed over from now on asks again
+        behind: dict[Callable[[], None], None] = {}
+        while self._handed:
+            then = self._handed.popleft()()
+            if then is not None:
+                behind[then] = None
+        for then in behind:
+            then()
 
     def wait(self, future: Future[T]) -> T:
         """Return the outcome of what was begun. If the caller is interrupted (KeyboardInterrupt), that is cancelled."""
@@ -119,8 +157,12 @@ class Loop:
         finally:  # which sys.exit() in a callback comes to at once
             with self._lock:
                 self._ending = True
-            self.loop.run_until_complete(_end_tasks())
-            self.loop.close()
+            try:
+                self.loop.run_until_complete(_end_tasks())
+            finally:
+                for waiter in list(self._waiters):
+                    waiter.set_exception(Closed(CLOSED))
+                self.loop.close()
 
     async def _live(self) -> None:
         last = await self._last

@@ -1,0 +1,190 @@
+"""What a thread gets that publishes with a confirm: limits, interrupts, arguments that do not fit, a lost connection."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+import kvitto
+from kvitto.client.aio import Closed, Returned
+from kvitto.client.blocking import SyncConnection
+from kvitto.client.blocking.loop import Loop
+from kvitto.client.blocking.queue import SyncQueue
+from kvitto.client.blocking.receipt import Receipt
+from tests.client.blocking.test_closing import in_thread, lose
+from tests.support.wait import wait_until
+
+LIMIT_S = 30.0
+"""What is expected at once has to come within this time."""
+
+
+@contextmanager
+def held(connection: SyncConnection) -> Iterator[None]:
+    """Keep the client's thread from working meanwhile."""
+    holding, free = threading.Event(), threading.Event()
+    connection._loop.soon(lambda: (holding.set(), free.wait()))
+    holding.wait()
+    try:
+        yield
+    finally:
+        free.set()
+
+
+@contextmanager
+def unsent(connection: SyncConnection) -> Iterator[None]:
+    """Let the client send nothing meanwhile; what it has written is sent at the end."""
+    link = connection._connection._link
+    assert link is not None
+    flush, link.core.flush = link.core.flush, lambda: None
+    try:
+        yield
+    finally:
+        link.core.flush = flush
+        connection._loop.soon(flush)
+
+
+def bodies(queue: SyncQueue) -> list[bytes]:
+    """Take all messages that are in a queue."""
+    return [message.body for message in iter(lambda: queue.get(no_ack=True), None)]
+
+
+def test_arguments_that_do_not_fit_are_refused_and_the_channel_goes_on(kvitto_broker: kvitto.Broker) -> None:
+    with kvitto.connect_sync(kvitto_broker.url) as connection, connection.channel() as channel:
+        queue = channel.queue("q", durable=True)
+        calls: list[tuple[type[Exception], Callable[[Any], None]]] = [
+            (TypeError, lambda c: c.publish("text", "q")),
+            (ValueError, lambda c: c.publish(b"x", "k" * 300)),
+            (TypeError, lambda c: c.publish(b"x", "q", colour="red")),
+            (ValueError, lambda c: c.publish(b"x", "q", priority=300)),
+            (Returned, lambda c: c.publish(b"x", "nowhere", mandatory=True)),
+        ]
+        for error, call in calls:
+            with pytest.raises(error):
+                call(channel)
+            channel.publish(b"right", "q")
+        assert queue.purge() == len(calls)
+
+
+def test_a_message_that_is_not_on_its_way_at_the_limit_is_not_sent(kvitto_broker: kvitto.Broker) -> None:
+    with kvitto.connect_sync(kvitto_broker.url) as connection, connection.channel() as channel:
+        queue = channel.queue("q", durable=True)
+        channel.publish(b"first", "q")
+        with held(connection), pytest.raises(TimeoutError, match=r"within 0\.01 s"):
+            channel.publish(b"late", "q", timeout_s=0.01)
+        channel.publish(b"last", "q")
+        assert bodies(queue) == [b"first", b"last"]
+        assert not connection._loop._waiters
+
+
+def test_a_message_that_is_on_its_way_at_the_limit_is_confirmed_to_nobody(kvitto_broker: kvitto.Broker) -> None:
+    with kvitto.connect_sync(kvitto_broker.url) as connection, connection.channel() as channel:
+        queue = channel.queue("q", durable=True)
+        channel.publish(b"first", "q")
+        with unsent(connection), pytest.raises(TimeoutError):
+            channel.publish(b"late", "q", timeout_s=0.05)
+        channel.publish(b"last", "q")
+        assert bodies(queue) == [b"first", b"late", b"last"]
+
+
+def test_ctrl_c_ends_the_wait(kvitto_broker: kvitto.Broker) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    main = threading.main_thread()
+    assert threading.current_thread() is main and main.ident is not None
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with kvitto.connect_sync(kvitto_broker.url) as connection, connection.channel() as channel:
+            queue = channel.queue("q", durable=True)
+            waiters = connection._loop._waiters
+
+            def kill() -> None:
+                wait_until(lambda: waiters)
+                signal.pthread_kill(main.ident, signal.SIGUSR1)  # type: ignore[arg-type]
+
+            for _ in range(5):
+                with held(connection):
+                    killing = in_thread(kill)
+                    with pytest.raises(KeyboardInterrupt):
+                        channel.publish(b"interrupted", "q")
+                    killing.result(LIMIT_S)
+                assert not waiters
+                channel.publish(b"right", "q")
+            assert queue.purge() == 5
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_close_ends_what_waits_in_the_hands_of_the_loop(kvitto_broker: kvitto.Broker) -> None:
+    connection = kvitto.connect_sync(kvitto_broker.url)
+    channel = connection.channel()
+    channel.publish(b"x", "q")
+    with held(connection):
+        waiting = [in_thread(lambda: channel.publish(b"x", "q")) for _ in range(4)]
+        wait_until(lambda: len(connection._loop._waiters) == 4)
+        closing = in_thread(connection.close)
+        wait_until(lambda: connection._loop.ended)
+    closing.result(LIMIT_S)
+    for each in waiting:
+        assert isinstance(each.exception(LIMIT_S), kvitto.client.AMQPError | None)
+
+
+def test_whoever_is_forgotten_by_all_gets_closed(kvitto_broker: kvitto.Broker) -> None:
+    connection = kvitto.connect_sync(kvitto_broker.url)
+    receipt = Receipt()
+    connection._loop.hand_over(lambda: None, receipt)  # nothing will ever give it an outcome
+    connection.close()
+    with pytest.raises(Closed):
+        receipt.wait(LIMIT_S)
+
+
+def test_what_is_taken_together_is_sent_once() -> None:
+    loop = Loop()
+    taken: list[int] = []
+    sent: list[list[int]] = []
+    holding, free = threading.Event(), threading.Event()
+    loop.soon(lambda: (holding.set(), free.wait()))
+    holding.wait()
+
+    def send() -> None:
+        sent.append(list(taken))
+
+    def call(number: int) -> Callable[[], Callable[[], None] | None]:
+        def add() -> Callable[[], None] | None:
+            taken.append(number)
+            return send if number else None
+
+        return add
+
+    receipts = [Receipt() for _ in range(5)]
+    for number, receipt in enumerate(receipts):
+        loop.hand_over(call(number), receipt)
+    free.set()
+    wait_until(lambda: sent)
+
+    async def nothing() -> None:
+        pass
+
+    loop.end(nothing)
+    loop.join()
+    assert sent == [[0, 1, 2, 3, 4]]
+
+
+def test_messages_wait_for_a_connection_that_is_lost(kvitto_broker: kvitto.Broker) -> None:
+    with kvitto.connect_sync(kvitto_broker.url, on_unconfirmed="resend") as connection, connection.channel() as channel:
+        queue = channel.queue("q", durable=True)
+
+        def publish(thread: int) -> None:
+            for n in range(30):
+                channel.publish(b"%d-%d" % (thread, n), "q")
+
+        threads = [in_thread(lambda thread=thread: publish(thread)) for thread in range(3)]  # type: ignore[misc]
+        for _ in range(10):
+            wait_until(lambda: connection.connected)
+            lose(connection)
+        for each in threads:
+            each.result(LIMIT_S)
+        assert set(bodies(queue)) == {b"%d-%d" % (thread, n) for thread in range(3) for n in range(30)}
