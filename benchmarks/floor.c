@@ -96,7 +96,7 @@ static int create(const char *directory, const char *name) {
 static void serve(int epoll, pid_t clients, const char *directory) {
     struct epoll_event events[2 * MOST_PAIRS];
     static int waiting[MOST_PAIRS]; /* by publisher, the messages that wait for the next sync */
-    static char acks[READ];
+    static char acks[2 * READ];
     int log = create(directory, "log"), settlements = create(directory, "acks"), next = 0, publishing = pairs, unconfirmed = 0;
     long long log_size = 0, reserved = 0, acked = 0, synced = 0, due = 0, started = 0, count = 0, syncs = 0, rounds = 0;
     struct rusage first = {0}, last;
