@@ -70,13 +70,15 @@ class Figures(NamedTuple):
         return f"{self.rate:9,.0f}/s {self.cpu_us:6.1f} us   {self.p50:7.3f} {self.p95:7.3f} {self.p99:7.3f}"
 
 
-def bare(program: Path, row: Row, seconds: float, place: Path) -> Figures:
-    """Let the system calls of a row run, and return their figures."""
+def bare(program: Path, row: Row, seconds: float, settings: Settings) -> Figures:
+    """Let the system calls of a row run, on the cores that a broker and a generator have, and return their figures."""
     company = COMPANY_US if row.rate else ALL_US
-    words = [program, row.pairs, row.rate, row.size, seconds, company, int(row.bursts), place]
-    done = subprocess.run([str(word) for word in words], stdout=subprocess.PIPE, text=True, check=True)
+    core = max(settings.pins.generator)
+    words = [program, row.pairs, row.rate, row.size, seconds, company, int(row.bursts), settings.place, core]
+    with proc.on(settings.pins.broker):
+        done = subprocess.run([str(word) for word in words], stdout=subprocess.PIPE, text=True, check=True)
     clients, broker = (line.split() for line in done.stdout.splitlines())
-    return Figures(float(broker[0]), float(broker[1]), *(float(value) / 1000 for value in clients[1:]))
+    return Figures(float(broker[0]), float(broker[1]), *(float(value) / 1000 for value in clients))
 
 
 def real(broker: Broker, load: Load, settings: Settings) -> Figures:
@@ -106,8 +108,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{os.cpu_count()} cores, medians of {args.runs} runs of {args.seconds:g} s; times in ms")
         for row in ROWS:
             ways: dict[str, Callable[[], Figures]] = {
-                "system calls": partial(bare, program, row, args.seconds, place),
-                "in bursts": partial(bare, program, replace(row, bursts=True), args.seconds, place),
+                "system calls": partial(bare, program, row, args.seconds, settings),
+                "in bursts": partial(bare, program, replace(row, bursts=True), args.seconds, settings),
             }
             if row.rate:
                 del ways["in bursts"]

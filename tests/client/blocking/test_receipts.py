@@ -1,9 +1,13 @@
 """What a thread gets that publishes with a confirm: limits, interrupts, arguments that do not fit, a lost connection."""
 
+import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -83,16 +87,20 @@ def test_a_message_that_is_on_its_way_at_the_limit_is_confirmed_to_nobody(kvitto
     with kvitto.connect_sync(kvitto_broker.url) as connection, connection.channel() as channel:
         queue = channel.queue("q", durable=True)
         channel.publish(b"first", "q")
-        with unsent(connection), pytest.raises(TimeoutError):
-            channel.publish(b"late", "q", timeout_s=0.05)
+        core = channel._channel._core
+        assert core is not None
+        with unsent(connection):
+            receipt, written = Receipt(), core.next
+            connection._loop.hand_over(lambda: channel._send(receipt, b"late", "q", "", False, {}), receipt)
+            wait_until(lambda: core.next > written)
+            with pytest.raises(TimeoutError):
+                receipt.wait(0.0)
+            receipt.abandon()
         channel.publish(b"last", "q")
         assert bodies(queue) == [b"first", b"late", b"last"]
 
 
 def test_ctrl_c_ends_the_wait(kvitto_broker: kvitto.Broker) -> None:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
     main = threading.main_thread()
     assert threading.current_thread() is main and main.ident is not None
     before = signal.signal(signal.SIGUSR1, interrupt)
@@ -109,13 +117,107 @@ def test_ctrl_c_ends_the_wait(kvitto_broker: kvitto.Broker) -> None:
                 with held(connection):
                     killing = in_thread(kill)
                     with pytest.raises(KeyboardInterrupt):
-                        channel.publish(b"interrupted", "q")
+                        channel.publish(b"interrupted", "q", timeout_s=LIMIT_S)
                     killing.result(LIMIT_S)
-                assert not waiters
-                channel.publish(b"right", "q")
+                channel.publish(b"right", "q", timeout_s=LIMIT_S)
             assert queue.purge() == 5
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+def at_line(number: int, call: Callable[[], object], action: Callable[[], object]) -> bool:
+    """Do something at this line of what a call runs in this thread, counted over the client and asyncio. Return False if it is shorter.
+
+    A line that a frame comes to again does not count: it may be the end of a `with` block, between which and the call of `__exit__` Python
+    handles no signal.
+    """
+    files = (f"blocking{os.sep}", f"asyncio{os.sep}")
+    count = 0
+    seen: set[tuple[FrameType, int]] = set()
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal count
+        if not any(each in frame.f_code.co_filename for each in files):
+            return None
+        if event == "line" and (frame, frame.f_lineno) not in seen:
+            seen.add((frame, frame.f_lineno))
+            count += 1
+            if count == number:
+                sys.settrace(None)
+                action()
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(before)
+    return count >= number
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("nested", [False, True], ids=["interrupted", "nested"])
+def test_a_signal_at_any_line_leaves_the_connection_usable(kvitto_broker: kvitto.Broker, nested: bool) -> None:
+    with kvitto.connect_sync(kvitto_broker.url) as connection, connection.channel() as channel:
+        queue = channel.queue("q", durable=True)
+
+        def publish() -> None:
+            channel.publish(b"x", "q", timeout_s=LIMIT_S)
+
+        number = 1
+        while at_line(number, publish, publish if nested else interrupt):
+            publish()
+            assert queue.purge() >= (3 if nested else 1)
+            number += 1
+        assert number > 20
+
+
+def test_a_call_that_fails_does_not_keep_others_from_their_turn(kvitto_broker: kvitto.Broker, caplog: Any) -> None:
+    with kvitto.connect_sync(kvitto_broker.url) as connection, connection.channel() as channel:
+        with held(connection):
+            connection._loop.hand_over(lambda: 1 // 0)
+            waiting = in_thread(lambda: channel.publish(b"x", "q", timeout_s=LIMIT_S))
+            wait_until(lambda: connection._loop._waiters)
+        waiting.result(LIMIT_S)
+    assert "what a thread has handed over has failed" in caplog.text
+
+
+def test_what_was_published_without_confirms_goes_first(kvitto_broker: kvitto.Broker) -> None:
+    with (
+        kvitto.connect_sync(kvitto_broker.url) as connection,
+        connection.channel() as channel,
+        connection.channel(confirms=False) as plain,
+    ):
+        queue = channel.queue("q", durable=True)
+        for _ in range(100):
+            plain.publish(b"first", "q")
+            channel.publish(b"second", "q")
+        assert bodies(queue) == [b"first", b"second"] * 100
+
+
+def test_acks_go_before_what_is_published_behind_them(kvitto_broker: kvitto.Broker) -> None:
+    with kvitto.connect_sync(kvitto_broker.url) as connection, connection.channel() as channel:
+        queue = channel.queue("q", durable=True)
+        channel.publish(b"work", "q")
+        message = queue.get()
+        assert message is not None
+        order: list[str] = []
+        core = channel._channel._core
+        assert core is not None
+        with held(connection):
+            connection._loop.hand_over(lambda: order.append("other"))  # another thread has asked the loop already
+            message._settling.add(lambda: order.append("ack"))
+            waiting = in_thread(lambda: channel.publish(b"result", "q", timeout_s=LIMIT_S))
+            wait_until(lambda: connection._loop._waiters)
+            connection._loop.hand_over(lambda: order.append("behind"))
+        waiting.result(LIMIT_S)
+        assert order == ["other", "ack", "behind"]
 
 
 def test_a_close_ends_what_waits_in_the_hands_of_the_loop(kvitto_broker: kvitto.Broker) -> None:
@@ -128,7 +230,7 @@ def test_a_close_ends_what_waits_in_the_hands_of_the_loop(kvitto_broker: kvitto.
         closing = in_thread(connection.close)
         wait_until(lambda: connection._loop.ended)
     closing.result(LIMIT_S)
-    for each in waiting:
+    for each in waiting:  # it was taken before the close, so its confirm may have come, too
         assert isinstance(each.exception(LIMIT_S), kvitto.client.AMQPError | None)
 
 
@@ -152,16 +254,12 @@ def test_what_is_taken_together_is_sent_once() -> None:
     def send() -> None:
         sent.append(list(taken))
 
-    def call(number: int) -> Callable[[], Callable[[], None] | None]:
-        def add() -> Callable[[], None] | None:
-            taken.append(number)
-            return send if number else None
+    def call(number: int) -> None:
+        taken.append(number)
+        loop.behind(send)
 
-        return add
-
-    receipts = [Receipt() for _ in range(5)]
-    for number, receipt in enumerate(receipts):
-        loop.hand_over(call(number), receipt)
+    for number in range(5):
+        loop.hand_over(partial(call, number))
     free.set()
     wait_until(lambda: sent)
 
@@ -173,18 +271,28 @@ def test_what_is_taken_together_is_sent_once() -> None:
     assert sent == [[0, 1, 2, 3, 4]]
 
 
-def test_messages_wait_for_a_connection_that_is_lost(kvitto_broker: kvitto.Broker) -> None:
+def test_messages_wait_for_a_connection_that_is_lost(
+    kvitto_broker: kvitto.Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks: list[object] = []
+    follow = Receipt.follow
+    monkeypatch.setattr(Receipt, "follow", lambda self, task: (tasks.append(task), follow(self, task)))
     with kvitto.connect_sync(kvitto_broker.url, on_unconfirmed="resend") as connection, connection.channel() as channel:
         queue = channel.queue("q", durable=True)
+        channel.publish(b"first", "q")
 
         def publish(thread: int) -> None:
             for n in range(30):
-                channel.publish(b"%d-%d" % (thread, n), "q")
+                channel.publish(b"%d-%d" % (thread, n), "q", timeout_s=LIMIT_S)
 
-        threads = [in_thread(lambda thread=thread: publish(thread)) for thread in range(3)]  # type: ignore[misc]
+        with held(connection):
+            lose(connection)
+            threads = [in_thread(partial(publish, thread)) for thread in range(3)]
+            wait_until(lambda: len(connection._loop._waiters) == 3)
         for _ in range(10):
             wait_until(lambda: connection.connected)
             lose(connection)
         for each in threads:
             each.result(LIMIT_S)
-        assert set(bodies(queue)) == {b"%d-%d" % (thread, n) for thread in range(3) for n in range(30)}
+        assert set(bodies(queue)) == {b"first"} | {b"%d-%d" % (thread, n) for thread in range(3) for n in range(30)}
+    assert len(tasks) >= 3

@@ -88,9 +88,11 @@ class Channel:
     def publish_for(
         self, waiter: Any, body: bytes, routing_key: str, exchange: str, mandatory: bool, fields: Fields
     ) -> Callable[[], None] | None:
-        """Write a publish with confirms if nothing has to be waited for before. Return what sends it, or None if something has to be.
+        """Publish with a confirm from outside of a task. Return None if the caller has to use `publish` instead, which can wait.
 
-        waiter: gets the outcome like a future. Raises ValueError, TypeError or AttributeError for arguments that do not fit.
+        Otherwise the message is written, and the caller has to call what is returned in this turn of the loop, which sends it. It may do so
+        once for several messages. waiter: gets the outcome as a future does. Raises ValueError, TypeError or AttributeError for arguments
+        that do not fit.
         """
         core = self._core
         if core is None or not core.open or not core.confirms:

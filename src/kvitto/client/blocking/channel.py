@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -37,6 +37,7 @@ class SyncChannel(Closing):
         self._loop = loop
         self._channel = channel
         self._outbox = Outbox(loop, channel, outboxes)
+        self._outboxes = outboxes
 
     def publish(
         self,
@@ -73,19 +74,25 @@ class SyncChannel(Closing):
 
     def _send(
         self, receipt: Receipt, body: bytes, routing_key: str, exchange: str, mandatory: bool, fields: Fields
-    ) -> Callable[[], None] | None:
-        """In the loop: publish at once, or in a task if something has to be waited for, such as a new connection."""
+    ) -> None:
+        """In the loop: publish at once, or in a task if something has to be waited for, such as a new connection.
+
+        What this connection is still to send without confirms was published before, so a task goes behind that, too.
+        """
         if receipt.done():
-            return None
+            return
         try:
-            send = self._channel.publish_for(receipt, body, routing_key, exchange, mandatory, fields)
+            flush = None
+            if not self._outboxes.busy():
+                flush = self._channel.publish_for(receipt, body, routing_key, exchange, mandatory, fields)
         except Exception as error:  # noqa: BLE001 - the thread that waits raises it
             receipt.set_exception(error)
-            return None
-        if send is None:
+            return
+        if flush is not None:
+            self._loop.behind(flush)
+        else:
             work = self._channel.publish(body, routing_key, exchange=exchange, mandatory=mandatory, **fields)
             receipt.follow(self._loop.loop.create_task(work))
-        return send
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until everything published without confirms is on its way. Raise the error if something could not be sent."""

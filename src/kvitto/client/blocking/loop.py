@@ -34,9 +34,12 @@ class Loop:
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
         self.loop.set_default_executor(_Names(1, "kvitto-client-names"))
-        self._handed: deque[Callable[[], Callable[[], None] | None]] = deque()
-        self._asked = False
-        """Whether the loop has been asked to take what was handed over."""
+        self._handed: deque[Callable[[], object]] = deque()
+        self._behind: dict[Callable[[], object], None] = {}
+        self._taken = 0
+        """How many times the loop has taken what was handed over."""
+        self._asked = -1
+        """What `_taken` was when it was last asked to."""
         self._waiters: set[Waiter] = set()
         """Adding, removing and copying are atomic."""
         self._lock = threading.RLock()  # a signal handler may call what its own thread is in the middle of
@@ -85,30 +88,43 @@ class Loop:
             work.close()
             raise
 
-    def hand_over(self, call: Callable[[], Callable[[], None] | None], waiter: Waiter) -> None:
-        """Have the loop call this, behind what was handed over before. What that returns is called once for all that were taken together,
-        behind the last of them. The waiter gets an outcome at the latest when the thread ends, unless it is passed to `forget`."""
+    def hand_over(self, call: Callable[[], object], waiter: Waiter | None = None) -> None:
+        """Have the loop call this, behind what was handed over before. Raise Closed if it takes no work any more.
+
+        The waiter gets an outcome at the latest when the thread ends, unless it is passed to `forget`.
+        """
         with self._lock:
             self.check()
-            self._waiters.add(waiter)
+            if waiter is not None:
+                self._waiters.add(waiter)
             self._handed.append(call)
-            if not self._asked:
-                self._asked = True
+            # A signal handler may raise, or hand over too, between any two of these lines. Then the next call asks again.
+            taken = self._taken
+            if self._asked != taken:
                 self.loop.call_soon_threadsafe(self._take)
+                self._asked = taken
 
     def forget(self, waiter: Waiter) -> None:
         """Note that this waiter has its outcome, or waits no more."""
         self._waiters.discard(waiter)
 
+    def behind(self, call: Callable[[], object]) -> None:
+        """In a call that was handed over: call this behind all that are taken together with it, once."""
+        self._behind[call] = None
+
     def _take(self) -> None:
-        self._asked = False  # first: what is handed over from now on asks again
-        behind: dict[Callable[[], None], None] = {}
-        while self._handed:
-            then = self._handed.popleft()()
-            if then is not None:
-                behind[then] = None
-        for then in behind:
-            then()
+        self._taken += 1  # first: what is handed over from now on asks again
+        try:
+            for _ in range(len(self._handed)):
+                try:
+                    self._handed.popleft()()
+                except Exception as error:  # noqa: BLE001 - what others have handed over goes on
+                    told = {"message": "what a thread has handed over has failed", "exception": error}
+                    self.loop.call_exception_handler(told)
+        finally:
+            behind, self._behind = self._behind, {}
+            for call in behind:
+                call()
 
     def wait(self, future: Future[T]) -> T:
         """Return the outcome of what was begun. If the caller is interrupted (KeyboardInterrupt), that is cancelled."""

@@ -13,7 +13,7 @@ from typing import Any, Self
 from kvitto.client import disown
 from kvitto.client.aio.consumer import Consumer
 from kvitto.client.aio.core import IncomingMessage
-from kvitto.client.aio.errors import AlreadySettled
+from kvitto.client.aio.errors import AlreadySettled, Closed
 from kvitto.client.aio.ranges import RangeReader
 from kvitto.client.blocking.loop import Loop
 
@@ -23,20 +23,12 @@ class Settling:
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
-        self._calls: deque[Callable[[], object]] = deque()
-        self._asked = False
 
     def add(self, call: Callable[[], object]) -> None:
         """Call this in the loop soon. If the connection is closed, the broker has the message back."""
-        self._calls.append(call)
-        if not self._asked and not self._loop.ended:
-            self._asked = True
-            self._loop.soon(self._run)
-
-    def _run(self) -> None:
-        self._asked = False
-        while self._calls:
-            self._calls.popleft()()
+        if not self._loop.ended:
+            with contextlib.suppress(Closed):
+                self._loop.hand_over(call)
 
 
 class SyncMessage:

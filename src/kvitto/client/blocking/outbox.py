@@ -161,6 +161,10 @@ class Outboxes:
     def discard(self, outbox: Outbox) -> None:
         self._busy.discard(outbox)
 
+    def busy(self) -> bool:
+        """Whether any has something to send, or an error to tell."""
+        return bool(self._busy)
+
     def wake(self) -> None:
         """In the loop: note that an outbox has ended to send."""
         self._woken.set()

@@ -59,7 +59,7 @@ class Receipt:
                 del error  # its traceback has this frame
 
     def abandon(self) -> None:
-        """Note that nobody waits any more. A message that is not on its way yet is not sent; `cancel` has to be called in the loop."""
+        """Note that nobody waits any more. The loop does not begin what it has not begun; `cancel` has to be called there for the rest."""
         self._ended = True
 
     def cancel(self) -> None:
