@@ -5,7 +5,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 import kvitto
-from kvitto.client.aio import Closed, Returned
+from kvitto.client.aio import Closed, PublishUnknown, Returned
 from kvitto.client.blocking import SyncConnection
 from kvitto.client.blocking.loop import Loop
 from kvitto.client.blocking.queue import SyncQueue
 from kvitto.client.blocking.receipt import Receipt
-from tests.client.blocking.test_closing import in_thread, lose
+from tests.client.blocking.test_closing import in_thread, lose, no_threads
 from tests.support.wait import wait_until
 
 LIMIT_S = 30.0
@@ -48,6 +48,10 @@ def unsent(connection: SyncConnection) -> Iterator[None]:
     finally:
         link.core.flush = flush
         connection._loop.soon(flush)
+
+
+async def nothing() -> None:
+    """The last work of a loop."""
 
 
 def bodies(queue: SyncQueue) -> list[bytes]:
@@ -178,6 +182,32 @@ def test_a_signal_at_any_line_leaves_the_connection_usable(kvitto_broker: kvitto
         assert number > 20
 
 
+def test_a_signal_handler_closes_the_connection_at_any_line(kvitto_broker: kvitto.Broker) -> None:
+    number, reached = 1, True
+    while reached:
+        connection = kvitto.connect_sync(kvitto_broker.url)
+        publish = partial(connection.channel().publish, b"x", "q", timeout_s=LIMIT_S)
+        with suppress(Closed, PublishUnknown):
+            reached = at_line(number, publish, connection.close)
+        connection.close()
+        with pytest.raises(Closed):
+            publish()
+        assert no_threads()
+        number += 1
+    assert number > 20
+
+
+def test_a_thread_that_forks_in_a_signal_handler_waits_no_more_in_the_child() -> None:
+    loop, receipt = Loop(), Receipt()
+    loop.hand_over(lambda: None, receipt)
+    loop.disown()  # as in a child
+    with pytest.raises(Closed):
+        receipt.wait(LIMIT_S)
+    loop._disowned = False
+    loop.end(nothing)
+    loop.join()
+
+
 def test_a_call_that_fails_does_not_keep_others_from_their_turn(kvitto_broker: kvitto.Broker, caplog: Any) -> None:
     with kvitto.connect_sync(kvitto_broker.url) as connection, connection.channel() as channel:
         with held(connection):
@@ -262,10 +292,6 @@ def test_what_is_taken_together_is_sent_once() -> None:
         loop.hand_over(partial(call, number))
     free.set()
     wait_until(lambda: sent)
-
-    async def nothing() -> None:
-        pass
-
     loop.end(nothing)
     loop.join()
     assert sent == [[0, 1, 2, 3, 4]]

@@ -64,6 +64,8 @@ class Loop:
         """Call this in a forked child: it has no such thread, and another one may have held the lock when it was forked."""
         self._disowned = True
         self._lock = threading.RLock()
+        for waiter in list(self._waiters):  # a thread that has forked in a signal handler goes on to wait there
+            waiter.set_exception(Closed(disown.forked("connection")))
 
     def check(self) -> None:
         """Raise Closed if it takes no work any more."""
@@ -83,7 +85,10 @@ class Loop:
         try:
             with self._lock:
                 self.check()
-                return asyncio.run_coroutine_threadsafe(work, self.loop)
+                try:
+                    return asyncio.run_coroutine_threadsafe(work, self.loop)
+                except RuntimeError:
+                    raise Closed(CLOSED) from None  # a signal handler has closed it meanwhile
         except Closed:
             work.close()
             raise
@@ -101,7 +106,10 @@ class Loop:
             # A signal handler may raise, or hand over too, between any two of these lines. Then the next call asks again.
             taken = self._taken
             if self._asked != taken:
-                self.loop.call_soon_threadsafe(self._take)
+                try:
+                    self.loop.call_soon_threadsafe(self._take)
+                except RuntimeError:
+                    raise Closed(CLOSED) from None  # such a handler has closed it
                 self._asked = taken
 
     def forget(self, waiter: Waiter) -> None:
@@ -171,8 +179,9 @@ class Loop:
         try:
             self.loop.run_until_complete(self._live())
         finally:  # which sys.exit() in a callback comes to at once
-            with self._lock:
-                self._ending = True
+            if not self._ending:  # else it was closed, perhaps by a signal handler of a thread that has the lock
+                with self._lock:
+                    self._ending = True
             try:
                 self.loop.run_until_complete(_end_tasks())
             finally:
