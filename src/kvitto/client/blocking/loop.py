@@ -120,15 +120,19 @@ class Loop:
         """In a call that was handed over: call this behind all that are taken together with it, once."""
         self._behind[call] = None
 
+    def call(self, call: Callable[[], object]) -> None:
+        """In the loop: call this. If it fails, that is logged, and what others have handed over goes on."""
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001 - a wall around each of them
+            told = {"message": "what a thread has handed over has failed", "exception": error}
+            self.loop.call_exception_handler(told)
+
     def _take(self) -> None:
         self._taken += 1  # first: what is handed over from now on asks again
         try:
             for _ in range(len(self._handed)):
-                try:
-                    self._handed.popleft()()
-                except Exception as error:  # noqa: BLE001 - what others have handed over goes on
-                    told = {"message": "what a thread has handed over has failed", "exception": error}
-                    self.loop.call_exception_handler(told)
+                self.call(self._handed.popleft())
         finally:
             behind, self._behind = self._behind, {}
             for call in behind:
