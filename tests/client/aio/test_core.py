@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kvitto.base.errors import ConnectionError_
 from kvitto.client.aio.core import ChannelCore, ConnectionCore, ConsumerCore, IncomingMessage
-from kvitto.client.aio.errors import AlreadySettled, Nacked
+from kvitto.client.aio.errors import AlreadySettled, Nacked, Returned
 from kvitto.wire import methods as m
 from kvitto.wire.properties import Properties
 from tests.support.running import asynchronous
@@ -250,6 +250,25 @@ async def test_a_return_belongs_to_the_first_publish_like_it() -> None:
     ((_, kind, _, nobodys),) = harness.core.events
     assert kind == 4 and nobodys.body == b"3"  # type: ignore[attr-defined]
     assert not harness.channel.mandatory
+
+
+@asynchronous
+async def test_a_return_of_a_publish_that_is_sent_again_is_not_its_outcome() -> None:
+    new_future = asyncio.get_running_loop().create_future
+    first, second = BrokerHarness(new_future), BrokerHarness(new_future)
+    first.channel.confirms = first.channel.keep = second.channel.confirms = second.channel.keep = True
+    routed = first.channel.publish("", "a", 1, b"\0\0", b"1")
+    lost = first.channel.publish("", "b", 1, b"\0\0", b"2")
+    returned = m.BasicReturn(312, "NO_ROUTE", "", "a")
+    first.receive(frames(returned, b"1") + frames(m.BasicReturn(312, "NO_ROUTE", "", "b"), b"2"))
+    for _, waiting in first.channel.unconfirmed():  # the connection is lost before they are confirmed
+        second.channel.publish_again(waiting)
+    second.receive(frames(m.BasicReturn(312, "NO_ROUTE", "", "b"), b"2"))
+    second.receive(m.frame(1, 1, m.BasicAck(2, True).encode()))
+    assert await routed is None
+    with pytest.raises(Returned):
+        await lost
+    assert not second.core.events and not second.channel.mandatory
 
 
 @given(st.binary(max_size=300))

@@ -353,6 +353,7 @@ class ChannelCore(Sink):
         """Write a publish that got no confirm before its connection was lost."""
         frame_max = self.connection.frame_max
         key, flags = waiting.routing_key, waiting.flags
+        waiting.returned = None  # this publish has an outcome of its own: there may be a queue now
         put_publish(
             self.connection.out, self.channel, waiting.exchange, key, flags, waiting.properties, waiting.body, frame_max
         )
