@@ -182,11 +182,12 @@ def test_a_signal_at_any_line_leaves_the_connection_usable(kvitto_broker: kvitto
         assert number > 20
 
 
-def test_a_signal_handler_closes_the_connection_at_any_line(kvitto_broker: kvitto.Broker) -> None:
+@pytest.mark.parametrize("confirms", [True, False])
+def test_a_signal_handler_closes_the_connection_at_any_line(kvitto_broker: kvitto.Broker, confirms: bool) -> None:
     number, reached = 1, True
     while reached:
         connection = kvitto.connect_sync(kvitto_broker.url)
-        publish = partial(connection.channel().publish, b"x", "q", timeout_s=LIMIT_S)
+        publish = partial(connection.channel(confirms=confirms).publish, b"x", "q", timeout_s=LIMIT_S)
         with suppress(Closed, PublishUnknown):
             reached = at_line(number, publish, connection.close)
         connection.close()

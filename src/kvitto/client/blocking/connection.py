@@ -133,12 +133,16 @@ class SyncConnection(Closing):
     def begin_closing(self) -> bool:
         """Close it, and wait for nothing. Return False if it is being closed already."""
         _open.discard(self)
-        return self._loop.end(partial(self._finish, alone=self._loop.inside))
+        return self._loop.end(partial(self._finish, alone=not self._can_wait()))
 
     def wait_closed(self) -> None:
-        """Wait until it is closed, unless that would never be, in the client's own thread."""
-        if not self._loop.inside:
+        """Wait until it is closed, unless that would never be: in the client's own thread, and in a signal handler that has interrupted a
+        call which the client's thread waits for."""
+        if self._can_wait():
             self._loop.join()
+
+    def _can_wait(self) -> bool:
+        return not self._loop.inside and not self._outboxes.inside()
 
     def hurry(self) -> None:
         """Close it without waiting until everything is sent."""

@@ -35,6 +35,8 @@ class Outbox:
         self._busy = busy
         self._waiting: deque[Item] = deque()
         self._changed = threading.Condition()
+        self._inside: list[int] = []
+        """The threads that are in `put`, `flush` or `finish`, and may have the lock. Adding, removing and looking are atomic."""
         self._sending = False
         self._failed: Exception | None = None
         self._given_up = False
@@ -42,33 +44,53 @@ class Outbox:
     def put(self, item: Item, timeout_s: float | None) -> None:
         """Hand over a message, and begin to send if nothing is being sent. Raise the error of an earlier one that could not be."""
         self._loop.check()  # before the lock, which in a forked child may be held for ever
-        with self._changed:
-            if self._given_up:
-                raise Closed("it was closed by this program")
-            self._raise_failed()
-            if not self._sending:
-                self._begin()
-            self._waiting.append(item)
-            if (
-                len(self._waiting) > WAITING_MAX
-                and not self._loop.inside
-                and not self._changed.wait_for(self._has_room, timeout_s)
-            ):
-                raise TimeoutError("the broker does not take messages; this one is still sent when it does")
+        thread = threading.get_ident()
+        self._inside.append(thread)
+        try:
+            with self._changed:
+                self._put(item, timeout_s)
+        finally:
+            self._inside.remove(thread)
+
+    def _put(self, item: Item, timeout_s: float | None) -> None:
+        if self._given_up:
+            raise Closed("it was closed by this program")
+        self._raise_failed()
+        if not self._sending:
+            self._begin()
+        self._waiting.append(item)
+        if (
+            len(self._waiting) > WAITING_MAX
+            and not self._loop.inside
+            and not self._changed.wait_for(self._has_room, timeout_s)
+        ):
+            raise TimeoutError("the broker does not take messages; this one is still sent when it does")
 
     def flush(self, timeout_s: float | None) -> None:
         """Wait until everything is sent. Raise the error of a message that could not be sent."""
         self._loop.check_waiting()
+        if not self._wait_idle(timeout_s):
+            raise TimeoutError(f"{len(self._waiting)} messages are not sent yet")
         with self._changed:
-            if not self._changed.wait_for(self._is_idle, timeout_s):
-                raise TimeoutError(f"{len(self._waiting)} messages are not sent yet")
             self._raise_failed()
 
     def finish(self, timeout_s: float) -> Exception | None:
         """Wait until everything is sent, at most so long, and drop the rest. Return the error of what was not sent."""
-        with self._changed:
-            self._changed.wait_for(self._is_idle, timeout_s)
+        self._wait_idle(timeout_s)
         return not_sent([self.give_up()])
+
+    def _wait_idle(self, timeout_s: float | None) -> bool:
+        thread = threading.get_ident()
+        self._inside.append(thread)
+        try:
+            with self._changed:
+                return self._changed.wait_for(self._is_idle, timeout_s)
+        finally:
+            self._inside.remove(thread)
+
+    def inside(self) -> bool:
+        """Whether this thread is in a call of this, which a signal handler has interrupted. It may have the lock that the loop needs."""
+        return threading.get_ident() in self._inside
 
     def give_up(self) -> tuple[int, Exception | None]:
         """Take no more, and drop what is not sent. Return the number of messages, and the error of earlier ones that nobody was told."""
@@ -164,6 +186,10 @@ class Outboxes:
     def busy(self) -> bool:
         """Whether any has something to send, or an error to tell."""
         return bool(self._busy)
+
+    def inside(self) -> bool:
+        """Whether this thread is in a call of one of them, which a signal handler has interrupted."""
+        return any(outbox.inside() for outbox in list(self._busy))
 
     def wake(self) -> None:
         """In the loop: note that an outbox has ended to send."""
