@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import kvitto
-from kvitto.client.aio import Closed, PublishUnknown, Returned
-from kvitto.client.blocking import SyncConnection
+from kvitto.client.aio import Closed, PublishFailed, Returned
+from kvitto.client.blocking import SyncChannel, SyncConnection
 from kvitto.client.blocking.loop import Loop
 from kvitto.client.blocking.queue import SyncQueue
 from kvitto.client.blocking.receipt import Receipt
@@ -94,7 +94,8 @@ def test_a_message_that_is_on_its_way_at_the_limit_is_confirmed_to_nobody(kvitto
         core = channel._channel._core
         assert core is not None
         with unsent(connection):
-            receipt, written = Receipt(), core.next
+            written = core.next
+            receipt: Receipt[None] = Receipt()
             connection._loop.hand_over(lambda: channel._send(receipt, b"late", "q", "", False, {}), receipt)
             wait_until(lambda: core.next > written)
             with pytest.raises(TimeoutError):
@@ -135,7 +136,7 @@ def at_line(number: int, call: Callable[[], object], action: Callable[[], object
     A line that a frame comes to again does not count: it may be the end of a `with` block, between which and the call of `__exit__` Python
     handles no signal.
     """
-    files = (f"blocking{os.sep}", f"asyncio{os.sep}")
+    files = (f"blocking{os.sep}", f"asyncio{os.sep}", f"concurrent{os.sep}", "threading.py")
     count = 0
     seen: set[tuple[FrameType, int]] = set()
 
@@ -166,40 +167,58 @@ def interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
+CALLS: dict[str, tuple[bool, Callable[[SyncChannel], object]]] = {
+    "publish": (True, lambda channel: channel.publish(b"x", "q", timeout_s=LIMIT_S)),
+    "publish without confirms": (False, lambda channel: channel.publish(b"x", "q", timeout_s=LIMIT_S)),
+    "publish_many": (True, lambda channel: channel.publish_many([b"x"] * 3, "q")),
+    "queue": (True, lambda channel: channel.queue("q", durable=True)),
+}
+"""For each kind of call whether it needs a channel with confirms, and the call."""
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.*was never awaited", "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # an interrupt may come first
+@pytest.mark.parametrize("kind", CALLS)
 @pytest.mark.parametrize("nested", [False, True], ids=["interrupted", "nested"])
-def test_a_signal_at_any_line_leaves_the_connection_usable(kvitto_broker: kvitto.Broker, nested: bool) -> None:
-    with kvitto.connect_sync(kvitto_broker.url) as connection, connection.channel() as channel:
-        queue = channel.queue("q", durable=True)
-
-        def publish() -> None:
-            channel.publish(b"x", "q", timeout_s=LIMIT_S)
-
+def test_a_signal_at_any_line_leaves_the_connection_usable(
+    kvitto_broker: kvitto.Broker, kind: str, nested: bool
+) -> None:
+    confirms, call = CALLS[kind]
+    with (
+        kvitto.connect_sync(kvitto_broker.url) as connection,
+        connection.channel(confirms=confirms) as channel,
+        connection.channel() as other,
+    ):
+        other.queue("q", durable=True)
         number = 1
-        while at_line(number, publish, publish if nested else interrupt):
-            publish()
-            assert queue.purge() >= (3 if nested else 1)
+        while at_line(number, lambda: call(channel), partial(call, channel) if nested else interrupt):
+            call(channel)
+            other.publish(b"x", "q", timeout_s=LIMIT_S)
             number += 1
         assert number > 20
 
 
-@pytest.mark.parametrize("confirms", [True, False])
-def test_a_signal_handler_closes_the_connection_at_any_line(kvitto_broker: kvitto.Broker, confirms: bool) -> None:
+@pytest.mark.parametrize("kind", CALLS)
+def test_a_signal_handler_closes_the_connection_at_any_line(kvitto_broker: kvitto.Broker, kind: str) -> None:
+    confirms, call = CALLS[kind]
     number, reached = 1, True
     while reached:
         connection = kvitto.connect_sync(kvitto_broker.url)
-        publish = partial(connection.channel(confirms=confirms).publish, b"x", "q", timeout_s=LIMIT_S)
-        with suppress(Closed, PublishUnknown):
-            reached = at_line(number, publish, connection.close)
+        channel = connection.channel(confirms=confirms)
+        with suppress(Closed, PublishFailed):
+            reached = at_line(number, lambda: call(channel), connection.close)  # noqa: B023 - it is called here
         connection.close()
         with pytest.raises(Closed):
-            publish()
+            call(channel)
         assert no_threads()
         number += 1
     assert number > 20
 
 
 def test_a_thread_that_forks_in_a_signal_handler_waits_no_more_in_the_child() -> None:
-    loop, receipt = Loop(), Receipt()
+    loop = Loop()
+    receipt: Receipt[None] = Receipt()
     loop.hand_over(lambda: None, receipt)
     loop.disown()  # as in a child
     with pytest.raises(Closed):
@@ -267,7 +286,7 @@ def test_a_close_ends_what_waits_in_the_hands_of_the_loop(kvitto_broker: kvitto.
 
 def test_whoever_is_forgotten_by_all_gets_closed(kvitto_broker: kvitto.Broker) -> None:
     connection = kvitto.connect_sync(kvitto_broker.url)
-    receipt = Receipt()
+    receipt: Receipt[None] = Receipt()
     connection._loop.hand_over(lambda: None, receipt)  # nothing will ever give it an outcome
     connection.close()
     with pytest.raises(Closed):

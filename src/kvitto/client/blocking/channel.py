@@ -60,20 +60,18 @@ class SyncChannel(Closing):
     def _publish(self, timeout_s: float | None, *args: *Arguments) -> None:
         """Publish with a confirm, and wait for it."""
         self._loop.check_waiting()
-        receipt = Receipt()
+        receipt: Receipt[None] = Receipt()
         try:
             self._loop.hand_over(partial(self._send, receipt, *args), receipt)
             receipt.wait(timeout_s)
         except BaseException:
-            if not receipt.done():
-                receipt.abandon()
-                self._loop.soon(receipt.cancel)
+            self._loop.drop(receipt)
             raise
         finally:
             self._loop.forget(receipt)
 
     def _send(
-        self, receipt: Receipt, body: bytes, routing_key: str, exchange: str, mandatory: bool, fields: Fields
+        self, receipt: Receipt[None], body: bytes, routing_key: str, exchange: str, mandatory: bool, fields: Fields
     ) -> None:
         """In the loop: publish at once, or in a task if something has to be waited for, such as a new connection.
 

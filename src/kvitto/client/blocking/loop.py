@@ -8,24 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from typing import Any, Protocol, TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
 
 from kvitto.client import disown
 from kvitto.client.aio.errors import Closed
+from kvitto.client.blocking.receipt import CLOSED, Receipt
 
 T = TypeVar("T")
-CLOSED = "the connection was closed by this program"
-
-
-class Waiter(Protocol):
-    """What a thread waits for that has handed over a call."""
-
-    def set_exception(self, error: BaseException) -> None:
-        """Note that there will be no other outcome, if there is none yet."""
 
 
 class Loop:
@@ -40,7 +35,7 @@ class Loop:
         """How many times the loop has taken what was handed over."""
         self._asked = -1
         """What `_taken` was when it was last asked to."""
-        self._waiters: set[Waiter] = set()
+        self._waiters: set[Receipt[Any]] = set()
         """Adding, removing and copying are atomic."""
         self._lock = threading.RLock()  # a signal handler may call what its own thread is in the middle of
         self._last: asyncio.Future[Callable[[], Coroutine[Any, Any, None]]] = self.loop.create_future()
@@ -80,20 +75,25 @@ class Loop:
             raise RuntimeError("this is the client's own thread (a callback): a call that waits would wait for itself")
         self.check()
 
-    def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Begin a coroutine in the loop."""
-        try:
-            with self._lock:
-                self.check()
-                try:
-                    return asyncio.run_coroutine_threadsafe(work, self.loop)
-                except RuntimeError:
-                    raise Closed(CLOSED) from None  # a signal handler has closed it meanwhile
-        except Closed:
-            work.close()
-            raise
+    def begin(self, work: Callable[[], Coroutine[Any, Any, T]]) -> Receipt[T]:
+        """Have the loop call this, and run the coroutine that it returns."""
+        receipt: Receipt[T] = Receipt()
+        self.hand_over(partial(self._start, work, receipt), receipt)
+        return receipt
 
-    def hand_over(self, call: Callable[[], object], waiter: Waiter | None = None) -> None:
+    def _start(self, work: Callable[[], Coroutine[Any, Any, T]], receipt: Receipt[T]) -> None:
+        if not receipt.done():
+            task = self.loop.create_task(work())
+            task.add_done_callback(lambda _: self.forget(receipt))
+            receipt.follow(task)
+
+    def drop(self, receipt: Receipt[Any]) -> None:
+        """End what was begun: nobody waits for it any more."""
+        if not receipt.done():
+            receipt.abandon()
+            self.soon(receipt.cancel)
+
+    def hand_over(self, call: Callable[[], object], waiter: Receipt[Any] | None = None) -> None:
         """Have the loop call this, behind what was handed over before. Raise Closed if it takes no work any more.
 
         The waiter gets an outcome at the latest when the thread ends, unless it is passed to `forget`.
@@ -112,7 +112,7 @@ class Loop:
                     raise Closed(CLOSED) from None  # such a handler has closed it
                 self._asked = taken
 
-    def forget(self, waiter: Waiter) -> None:
+    def forget(self, waiter: Receipt[Any]) -> None:
         """Note that this waiter has its outcome, or waits no more."""
         self._waiters.discard(waiter)
 
@@ -138,25 +138,25 @@ class Loop:
             for call in behind:
                 call()
 
-    def wait(self, future: Future[T]) -> T:
-        """Return the outcome of what was begun. If the caller is interrupted (KeyboardInterrupt), that is cancelled."""
-        try:
-            return future.result()
-        except CancelledError:
-            raise Closed(CLOSED) from None
-        except BaseException:
-            future.cancel()
-            raise
-
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
-        """Run a coroutine in the loop and return its result. After `timeout_s` it is cancelled, and TimeoutError raised."""
+        """Run a coroutine in the loop and return its result. After `timeout_s` it is cancelled, and TimeoutError raised.
+
+        If the caller is interrupted (KeyboardInterrupt), it is cancelled, too.
+        """
+        receipt: Receipt[T] = Receipt()
+        begin = (lambda: work) if timeout_s is None else (lambda: _limited(work, timeout_s))
         try:
             self.check_waiting()
-            future = self.begin(_limited(work, timeout_s))
-        except (Closed, RuntimeError):
-            work.close()
+            self.hand_over(partial(self._start, begin, receipt), receipt)
+            return receipt.wait()
+        except BaseException:
+            self.drop(receipt)
+            if inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
+                with contextlib.suppress(ValueError):  # the loop begins it at this moment, and cancels it then
+                    work.close()
             raise
-        return self.wait(future)
+        finally:
+            self.forget(receipt)
 
     def end(self, last: Callable[[], Coroutine[Any, Any, None]]) -> bool:
         """Take no more work, run this as the last one, and end the thread. Return False if it is ending already."""
@@ -191,6 +191,8 @@ class Loop:
             finally:
                 for waiter in list(self._waiters):
                     waiter.set_exception(Closed(CLOSED))
+                while self._handed:  # what was never begun is closed
+                    self.call(self._handed.popleft())
                 self.loop.close()
 
     async def _live(self) -> None:
@@ -221,6 +223,6 @@ async def _end_tasks() -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _limited(work: Coroutine[Any, Any, T], timeout_s: float | None) -> T:
+async def _limited(work: Coroutine[Any, Any, T], timeout_s: float) -> T:
     async with asyncio.timeout(timeout_s):
         return await work

@@ -11,7 +11,8 @@ from typing import Self
 
 from kvitto.client.aio.channel import Channel
 from kvitto.client.aio.errors import Closed, PublishFailed
-from kvitto.client.blocking.loop import CLOSED, Loop
+from kvitto.client.blocking.loop import Loop
+from kvitto.client.blocking.receipt import CLOSED
 
 CLOSE_TIMEOUT_S = 5.0
 """How long a close waits until everything is sent, and for the broker's answer."""
@@ -34,7 +35,9 @@ class Outbox:
         self._channel = channel
         self._busy = busy
         self._waiting: deque[Item] = deque()
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        """`with` takes it and not the condition, whose methods are Python's: Ctrl-C in the last of them would leave the lock taken."""
+        self._changed = threading.Condition(self._lock)
         self._inside: list[int] = []
         """The threads that are in `put`, `flush` or `finish`, and may have the lock. Adding, removing and looking are atomic."""
         self._sending = False
@@ -47,7 +50,7 @@ class Outbox:
         thread = threading.get_ident()
         self._inside.append(thread)
         try:
-            with self._changed:
+            with self._lock:
                 self._put(item, timeout_s)
         finally:
             self._inside.remove(thread)
@@ -71,7 +74,7 @@ class Outbox:
         self._loop.check_waiting()
         if not self._wait_idle(timeout_s):
             raise TimeoutError(f"{len(self._waiting)} messages are not sent yet")
-        with self._changed:
+        with self._lock:
             self._raise_failed()
 
     def finish(self, timeout_s: float) -> Exception | None:
@@ -83,7 +86,7 @@ class Outbox:
         thread = threading.get_ident()
         self._inside.append(thread)
         try:
-            with self._changed:
+            with self._lock:
                 return self._changed.wait_for(self._is_idle, timeout_s)
         finally:
             self._inside.remove(thread)
@@ -94,7 +97,7 @@ class Outbox:
 
     def give_up(self) -> tuple[int, Exception | None]:
         """Take no more, and drop what is not sent. Return the number of messages, and the error of earlier ones that nobody was told."""
-        with self._changed:
+        with self._lock:
             self._given_up = True
             count = len(self._waiting)
             self._waiting.clear()
@@ -104,7 +107,7 @@ class Outbox:
         return count, failed
 
     def is_sending(self) -> bool:
-        with self._changed:
+        with self._lock:
             return self._sending
 
     def _has_room(self) -> bool:
@@ -123,8 +126,8 @@ class Outbox:
     def _begin(self) -> None:
         self._busy.add(self)
         try:
-            self._loop.begin(self._send())
-        except Closed:
+            self._loop.begin(self._send)
+        except BaseException:
             self._busy.discard(self)
             raise
         self._sending = True
@@ -151,13 +154,13 @@ class Outbox:
             self._end(failed)
 
     def _has_sent(self) -> bool:
-        with self._changed:
+        with self._lock:
             self._changed.notify_all()
             self._sending = bool(self._waiting)
             return not self._sending
 
     def _end(self, failed: Exception | None) -> None:
-        with self._changed:
+        with self._lock:
             if failed is not None:
                 self._waiting.clear()
                 self._failed = None if self._given_up else failed

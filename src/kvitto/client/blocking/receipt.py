@@ -1,51 +1,53 @@
-"""The outcome of one publish, for the thread that waits for it.
-
-A coroutine in the client's thread, and the two futures that pass its outcome on, would cost more than all the rest of a publish.
-"""
+"""The outcome of what the client's thread does for a thread of the program, which waits for it here."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+from typing import Any, Generic, TypeVar, cast
 
 from kvitto.client.aio.errors import Closed
-from kvitto.client.blocking.loop import CLOSED
+
+T = TypeVar("T")
+CLOSED = "the connection was closed by this program"
 
 
-class Receipt:
+class Receipt(Generic[T]):
     """To the core of the client it is like a future: `done`, `set_result` and `set_exception` are called in the client's thread.
 
-    Whoever waits calls `wait` or `abandon`, in a thread of the program.
+    Whoever waits calls `wait` or `abandon`, in a thread of the program. `concurrent.futures.Future` costs several times as much, and holds
+    a lock of Python's own where a signal handler may interrupt it: the client's thread would wait for that handler.
     """
 
-    __slots__ = ("_ended", "_error", "_lock", "_task")
+    __slots__ = ("_ended", "_error", "_lock", "_result", "_task")
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._lock.acquire()
         self._ended = False
+        self._result: T | None = None
         self._error: BaseException | None = None
-        self._task: asyncio.Future[None] | None = None
+        self._task: asyncio.Future[T] | None = None
 
     def done(self) -> bool:
         """Whether there is an outcome, or nobody waits for one any more."""
         return self._ended
 
-    def set_result(self, result: None) -> None:
-        """Note that the message was confirmed."""
-        self._end(None)
+    def set_result(self, result: T) -> None:
+        """Note what has become of it. For a publish that is None: it was confirmed."""
+        self._end(result, None)
 
     def set_exception(self, error: BaseException) -> None:
-        """Note why it was not."""
-        self._end(error)
+        """Note why nothing has."""
+        self._end(None, error)
 
-    def follow(self, task: asyncio.Future[None]) -> None:
-        """In the client's thread: take the outcome of a task that publishes."""
+    def follow(self, task: asyncio.Future[T]) -> None:
+        """In the client's thread: take the outcome of a task."""
         self._task = task
         task.add_done_callback(self._followed)
 
-    def wait(self, timeout_s: float | None) -> None:
-        """Return when the message was confirmed, or raise why it was not. After `timeout_s` raise TimeoutError."""
+    def wait(self, timeout_s: float | None = None) -> T:
+        """Return the result when it is there, or raise the exception. After `timeout_s` raise TimeoutError."""
         longest = -1.0 if timeout_s is None else min(max(timeout_s, 0.0), threading.TIMEOUT_MAX)
         if not self._lock.acquire(timeout=longest):
             raise TimeoutError(
@@ -57,6 +59,7 @@ class Receipt:
                 raise error
             finally:
                 del error  # its traceback has this frame
+        return cast(T, self._result)
 
     def abandon(self) -> None:
         """Note that nobody waits any more. The loop does not begin what it has not begun; `cancel` has to be called there for the rest."""
@@ -67,11 +70,16 @@ class Receipt:
         if self._task is not None:
             self._task.cancel()
 
-    def _followed(self, task: asyncio.Future[None]) -> None:
-        self._end(Closed(CLOSED) if task.cancelled() else task.exception())
+    def _followed(self, task: asyncio.Future[T]) -> None:
+        if task.cancelled():
+            self._end(None, Closed(CLOSED))
+        elif (error := task.exception()) is not None:
+            self._end(None, error)
+        else:
+            self._end(task.result(), None)
 
-    def _end(self, error: BaseException | None) -> None:
+    def _end(self, result: Any, error: BaseException | None) -> None:
         if not self._ended:
-            self._error = error
+            self._result, self._error = result, error
             self._ended = True
             self._lock.release()

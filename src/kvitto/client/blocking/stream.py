@@ -6,12 +6,13 @@ import asyncio
 import itertools
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator
-from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from kvitto.client.aio.errors import ManyFailed, PublishFailed
 from kvitto.client.aio.message import Message
 from kvitto.client.blocking.loop import Loop
+from kvitto.client.blocking.receipt import Receipt
 
 CHUNK = 1 << 12
 """The number of messages that `publish_many` hands over at a time."""
@@ -36,20 +37,21 @@ class Stream:
         self._loop.check_waiting()
         source = iter(messages)
         taken = confirmed = 0
-        under_way: deque[Future[int]] = deque()
+        under_way: deque[Receipt[int]] = deque()
         before, sent = None, asyncio.Event()
         try:
             while not self._failed and (chunk := list(itertools.islice(source, CHUNK))):
-                under_way.append(self._loop.begin(self._send(taken, chunk, before, sent)))
+                under_way.append(self._loop.begin(partial(self._send, taken, chunk, before, sent)))
                 before, sent = sent, asyncio.Event()
                 taken += len(chunk)
                 if len(under_way) == UNDER_WAY:
-                    confirmed += self._loop.wait(under_way.popleft())
-            confirmed += sum(map(self._loop.wait, under_way))
+                    confirmed += under_way[0].wait()
+                    under_way.popleft()  # behind the wait, which an exception may end
+            confirmed += sum(receipt.wait() for receipt in under_way)
         except BaseException:
             self._stopped = True
-            for future in under_way:
-                future.cancel()
+            for receipt in under_way:
+                self._loop.drop(receipt)
             raise
         if self._failed:
             raise ManyFailed(taken, sorted(self._failed, key=lambda pair: pair[0]))
