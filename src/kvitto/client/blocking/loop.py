@@ -191,8 +191,6 @@ class Loop:
             finally:
                 for waiter in list(self._waiters):
                     waiter.set_exception(Closed(CLOSED))
-                while self._handed:  # what was never begun is closed
-                    self.call(self._handed.popleft())
                 self.loop.close()
 
     async def _live(self) -> None:
