@@ -19,7 +19,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -37,24 +36,8 @@ ALL_US = 10_000
 """Publishers that wait for each confirm share a sync, which begins when each has published, or after this time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A shape of traffic, by its key in `scenarios.py`: pairs of connections, messages per second of each (0: each waits), bytes."""
-
-    key: str
-    pairs: int
-    rate: int
-    size: int
-    bursts: bool = False
-
-
-ROWS = (
-    Row("o-2000", 1, 2000, 100),
-    Row("o-10000", 1, 10_000, 100),
-    Row("p", 100, 100, 100),
-    Row("q-20", 20, 0, 1024),
-    Row("q-100", 100, 0, 100),
-)
+KEYS = ("o-2000", "o-10000", "p", "q-20", "q-100")
+"""What is measured, as keys of `scenarios.py`."""
 
 
 class Figures(NamedTuple):
@@ -70,19 +53,25 @@ class Figures(NamedTuple):
         return f"{self.rate:9,.0f}/s {self.cpu_us:6.1f} us   {self.p50:7.3f} {self.p95:7.3f} {self.p99:7.3f}"
 
 
-def bare(program: Path, row: Row, seconds: float, settings: Settings) -> Figures:
-    """Let the system calls of a row run, on the cores that a broker and a generator have, and return their figures."""
-    company = COMPANY_US if row.rate else ALL_US
-    core = max(settings.pins.generator)
-    words = [program, row.pairs, row.rate, row.size, seconds, company, int(row.bursts), settings.place, core]
+def bare(program: Path, load: Load, bursts: bool, seconds: float, settings: Settings) -> Figures:
+    """Let the system calls of a load run, on the cores that a broker and a generator have, and return their figures."""
+    rate = option(load, "-r", 0)
+    company = COMPANY_US if rate else ALL_US
+    shape = [option(load, "-x", 1), rate, option(load, "-s", 16), seconds, company, int(bursts)]
+    words = [program, *shape, settings.place, max(settings.pins.generator)]
     with proc.on(settings.pins.broker):
         done = subprocess.run([str(word) for word in words], stdout=subprocess.PIPE, text=True, check=True)
     clients, broker = (line.split() for line in done.stdout.splitlines())
     return Figures(float(broker[0]), float(broker[1]), *(float(value) / 1000 for value in clients))
 
 
+def option(load: Load, flag: str, default: int) -> int:
+    """Return the number behind an option in the command of a load."""
+    return int(load.command[load.command.index(flag) + 1]) if flag in load.command else default
+
+
 def real(broker: Broker, load: Load, settings: Settings) -> Figures:
-    """Let `kvitto perf` load a broker as a row says, and return its figures."""
+    """Let `kvitto perf` load a broker, and return its figures."""
     values = measure_load(load, broker, settings).values
     times = (values[f"latency_{name}_ms"] for name in ("p50", "p95", "p99"))
     return Figures(values["published_per_s"], values["cpu_us"], *times)
@@ -106,22 +95,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         kvitto.start()
         stack.callback(kvitto.stop)
         print(f"{os.cpu_count()} cores, medians of {args.runs} runs of {args.seconds:g} s; times in ms")
-        for row in ROWS:
+        for key in KEYS:
+            load = loads[key]
             ways: dict[str, Callable[[], Figures]] = {
-                "system calls": partial(bare, program, row, args.seconds, settings),
-                "in bursts": partial(bare, program, replace(row, bursts=True), args.seconds, settings),
+                "system calls": partial(bare, program, load, False, args.seconds, settings)
             }
-            if row.rate:
-                del ways["in bursts"]
+            if not option(load, "-r", 0):  # at a limited rate a round seldom brings several messages
+                ways["in bursts"] = partial(bare, program, load, True, args.seconds, settings)
             for broker in (kvitto, *args.peer):
-                ways[broker.name] = partial(real, broker, loads[row.key], settings)
+                ways[broker.name] = partial(real, broker, load, settings)
             found: dict[str, list[Figures]] = {way: [] for way in ways}
             for _ in range(args.runs):  # in turn, so that other load on the machine disturbs all of them
                 for way, measure in ways.items():
                     found[way].append(measure())
             for way, figures in found.items():
                 middle = Figures(*(statistics.median(column) for column in zip(*figures, strict=True)))
-                print(f"{row.key:8} {way:14} {middle}", flush=True)
+                print(f"{key:8} {way:14} {middle}", flush=True)
     return 0
 
 

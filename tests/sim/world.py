@@ -285,6 +285,9 @@ class Begun:
 
     queues: dict[str, tuple[str, int, int]]
     """By incarnation: the queue's name, the next offset, and the end that may be announced."""
+    ends: dict[str, int]
+    """By incarnation: the next offset when everything has arrived and has been served. A start that replays the journal syncs, and so
+    already sends messages on that another start leaves where they are until its first turns."""
     archives: dict[str, dict[bytes, int]]
     """By queue with an archive: the bodies that its files have, and their outcomes."""
     found: Found
@@ -304,7 +307,8 @@ def begin(disk: SimDisk, clock: ManualClock) -> Begun:
     queues = {key: (queue.name, queue.next, queue.log.announced_end) for key, queue in harness.broker.queues.items()}
     setup, settings = observed(harness.broker), settings_of(harness.broker)
     found = served(harness)
-    return Begun(queues, archived(harness), found, partial(remembered, harness.broker), setup, settings)
+    ends = {key: queue.next for key, queue in harness.broker.queues.items()}
+    return Begun(queues, ends, archived(harness), found, partial(remembered, harness.broker), setup, settings)
 
 
 def archived(harness: BrokerHarness) -> dict[str, dict[bytes, int]]:

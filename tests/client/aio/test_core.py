@@ -265,7 +265,7 @@ async def test_a_return_of_a_publish_that_is_sent_again_is_not_its_outcome() -> 
         second.channel.publish_again(waiting)
     second.receive(frames(m.BasicReturn(312, "NO_ROUTE", "", "b"), b"2"))
     second.receive(m.frame(1, 1, m.BasicAck(2, True).encode()))
-    assert await routed is None
+    assert routed is not None and lost is not None and await routed is None
     with pytest.raises(Returned):
         await lost
     assert not second.core.events and not second.channel.mandatory

@@ -84,7 +84,7 @@ def test_a_message_that_is_not_on_its_way_at_the_limit_is_not_sent(kvitto_broker
             channel.publish(b"late", "q", timeout_s=0.01)
         channel.publish(b"last", "q")
         assert bodies(queue) == [b"first", b"last"]
-        assert not connection._loop._waiters
+        assert not connection._loop._receipts
 
 
 def test_a_message_that_is_on_its_way_at_the_limit_is_confirmed_to_nobody(kvitto_broker: kvitto.Broker) -> None:
@@ -96,7 +96,7 @@ def test_a_message_that_is_on_its_way_at_the_limit_is_confirmed_to_nobody(kvitto
         with unsent(connection):
             written = core.next
             receipt: Receipt[None] = Receipt()
-            connection._loop.hand_over(lambda: channel._send(receipt, b"late", "q", "", False, {}), receipt)
+            connection._loop.hand_over(lambda: channel._send(b"late", "q", "", False, {}, receipt), receipt)
             wait_until(lambda: core.next > written)
             with pytest.raises(TimeoutError):
                 receipt.wait(0.0)
@@ -112,10 +112,10 @@ def test_ctrl_c_ends_the_wait(kvitto_broker: kvitto.Broker) -> None:
     try:
         with kvitto.connect_sync(kvitto_broker.url) as connection, connection.channel() as channel:
             queue = channel.queue("q", durable=True)
-            waiters = connection._loop._waiters
+            receipts = connection._loop._receipts
 
             def kill() -> None:
-                wait_until(lambda: waiters)
+                wait_until(lambda: receipts)
                 signal.pthread_kill(main.ident, signal.SIGUSR1)  # type: ignore[arg-type]
 
             for _ in range(5):
@@ -131,7 +131,9 @@ def test_ctrl_c_ends_the_wait(kvitto_broker: kvitto.Broker) -> None:
 
 
 def at_line(number: int, call: Callable[[], object], action: Callable[[], object]) -> bool:
-    """Do something at this line of what a call runs in this thread, counted over the client and asyncio. Return False if it is shorter.
+    """Make a call, and do something at the line of it with this number, counted in the client and the modules that it uses for threads.
+
+    Return False if the call has fewer lines.
 
     A line that a frame comes to again does not count: it may be the end of a `with` block, between which and the call of `__exit__` Python
     handles no signal.
@@ -176,9 +178,8 @@ CALLS: dict[str, tuple[bool, Callable[[SyncChannel], object]]] = {
 """For each kind of call whether it needs a channel with confirms, and the call."""
 
 
-@pytest.mark.filterwarnings(
-    "ignore:.*was never awaited", "ignore::pytest.PytestUnraisableExceptionWarning"
-)  # an interrupt may come first
+# an interrupt may come between the making of a coroutine and its hand-over: then Python warns that it was never awaited
+@pytest.mark.filterwarnings("ignore:.*was never awaited", "ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("kind", CALLS)
 @pytest.mark.parametrize("nested", [False, True], ids=["interrupted", "nested"])
 def test_a_signal_at_any_line_leaves_the_connection_usable(
@@ -233,7 +234,7 @@ def test_a_call_that_fails_does_not_keep_others_from_their_turn(kvitto_broker: k
         with held(connection):
             connection._loop.hand_over(lambda: 1 // 0)
             waiting = in_thread(lambda: channel.publish(b"x", "q", timeout_s=LIMIT_S))
-            wait_until(lambda: connection._loop._waiters)
+            wait_until(lambda: connection._loop._receipts)
         waiting.result(LIMIT_S)
     assert "what a thread has handed over has failed" in caplog.text
 
@@ -264,7 +265,7 @@ def test_acks_go_before_what_is_published_behind_them(kvitto_broker: kvitto.Brok
             connection._loop.hand_over(lambda: order.append("other"))  # another thread has asked the loop already
             message._settling.add(lambda: order.append("ack"))
             waiting = in_thread(lambda: channel.publish(b"result", "q", timeout_s=LIMIT_S))
-            wait_until(lambda: connection._loop._waiters)
+            wait_until(lambda: connection._loop._receipts)
             connection._loop.hand_over(lambda: order.append("behind"))
         waiting.result(LIMIT_S)
         assert order == ["other", "ack", "behind"]
@@ -276,7 +277,7 @@ def test_a_close_ends_what_waits_in_the_hands_of_the_loop(kvitto_broker: kvitto.
     channel.publish(b"x", "q")
     with held(connection):
         waiting = [in_thread(lambda: channel.publish(b"x", "q")) for _ in range(4)]
-        wait_until(lambda: len(connection._loop._waiters) == 4)
+        wait_until(lambda: len(connection._loop._receipts) == 4)
         closing = in_thread(connection.close)
         wait_until(lambda: connection._loop.ended)
     closing.result(LIMIT_S)
@@ -334,7 +335,7 @@ def test_messages_wait_for_a_connection_that_is_lost(
         with held(connection):
             lose(connection)
             threads = [in_thread(partial(publish, thread)) for thread in range(3)]
-            wait_until(lambda: len(connection._loop._waiters) == 3)
+            wait_until(lambda: len(connection._loop._receipts) == 3)
         for _ in range(10):
             wait_until(lambda: connection.connected)
             lose(connection)

@@ -66,7 +66,7 @@ class Backlog:
         self._ahead, self._behind, self.outline = Window(), Window(), Window(outline=True)
         self._ahead.patient = True
         self._has_read = False
-        """Whether a window may hold what was read from a file. If none does, `release_unused` has nothing to look for."""
+        """Whether a window may hold messages that were read from a file. If not, `release_unused` has nothing to release."""
 
     def ready(self):  # type: ignore[no-untyped-def]
         """The number of messages that can be delivered now."""

@@ -331,8 +331,8 @@ class ChannelCore(Sink):
 
     def publish(
         self, exchange: str, routing_key: str, flags: int, properties: bytes, body: bytes, waiter: Any = None
-    ) -> Any:
-        """Write one publish. Return the future of its confirm, None on a channel without confirms.
+    ) -> Future[None] | None:
+        """Write one publish. Return the future of its confirm, or None on a channel without confirms.
 
         waiter: what gets the outcome instead of a future, and has its methods `done`, `set_result` and `set_exception`.
         """

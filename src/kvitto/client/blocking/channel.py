@@ -22,9 +22,6 @@ from kvitto.client.blocking.receipt import Receipt
 from kvitto.client.blocking.stream import Stream
 from kvitto.wire.tables import Table
 
-Arguments = tuple[bytes, str, str, bool, Fields]
-"""Body, routing key, exchange, whether it is mandatory, and properties."""
-
 
 class SyncChannel(Closing):
     """A channel; see `Channel` for arguments and errors. Calls take `timeout_s`, and raise TimeoutError after it.
@@ -52,35 +49,23 @@ class SyncChannel(Closing):
         """Publish a message, and return when the broker has confirmed it. On a channel without confirms it returns when
         the message is handed over; if it cannot be sent, the next publish, `flush` or `close` raises the error."""
         if self._channel.confirms:
-            self._publish(timeout_s, body, routing_key, exchange, mandatory, fields)
+            send = partial(self._send, body, routing_key, exchange, mandatory, fields)
+            self._loop.outcome(send, timeout_s)
             return
         properties = encode(fields) if fields else DEFAULT
         self._outbox.put((exchange, routing_key, int(mandatory), properties, body), timeout_s)
 
-    def _publish(self, timeout_s: float | None, *args: *Arguments) -> None:
-        """Publish with a confirm, and wait for it."""
-        self._loop.check_waiting()
-        receipt: Receipt[None] = Receipt()
-        try:
-            self._loop.hand_over(partial(self._send, receipt, *args), receipt)
-            receipt.wait(timeout_s)
-        except BaseException:
-            self._loop.drop(receipt)
-            raise
-        finally:
-            self._loop.forget(receipt)
-
     def _send(
-        self, receipt: Receipt[None], body: bytes, routing_key: str, exchange: str, mandatory: bool, fields: Fields
+        self, body: bytes, routing_key: str, exchange: str, mandatory: bool, fields: Fields, receipt: Receipt[None]
     ) -> None:
-        """In the loop: publish at once, or in a task if something has to be waited for, such as a new connection.
+        """In the loop: publish with a confirm, at once, or in a task if it has to wait for something, such as a new connection.
 
-        What this connection is still to send without confirms was published before, so a task goes behind that, too.
+        It is also a task while this connection has messages without confirms to send, which were published before it.
         """
         if receipt.done():
             return
+        flush = None
         try:
-            flush = None
             if not self._outboxes.busy():
                 flush = self._channel.publish_for(receipt, body, routing_key, exchange, mandatory, fields)
         except Exception as error:  # noqa: BLE001 - the thread that waits raises it

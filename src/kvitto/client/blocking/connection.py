@@ -136,8 +136,11 @@ class SyncConnection(Closing):
         return self._loop.end(partial(self._finish, alone=not self._can_wait()))
 
     def wait_closed(self) -> None:
-        """Wait until it is closed, unless that would never be: in the client's own thread, and in a signal handler that has interrupted a
-        call which the client's thread waits for."""
+        """Wait until the connection is closed.
+
+        Return at once where that wait would never end: in the client's own thread, and in a signal handler that has interrupted a call
+        whose lock the client's thread needs.
+        """
         if self._can_wait():
             self._loop.join()
 

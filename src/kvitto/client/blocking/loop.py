@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import inspect
 import threading
-from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -18,6 +17,7 @@ from typing import Any, TypeVar
 
 from kvitto.client import disown
 from kvitto.client.aio.errors import Closed
+from kvitto.client.blocking.calls import Calls
 from kvitto.client.blocking.receipt import CLOSED, Receipt
 
 T = TypeVar("T")
@@ -29,14 +29,11 @@ class Loop:
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
         self.loop.set_default_executor(_Names(1, "kvitto-client-names"))
-        self._handed: deque[Callable[[], object]] = deque()
+        self._handed = Calls(self._ask)
         self._behind: dict[Callable[[], object], None] = {}
-        self._taken = 0
-        """How many times the loop has taken what was handed over."""
-        self._asked = -1
-        """What `_taken` was when it was last asked to."""
-        self._waiters: set[Receipt[Any]] = set()
-        """Adding, removing and copying are atomic."""
+        """What is called behind the calls that are taken together."""
+        self._receipts: set[Receipt[Any]] = set()
+        """The receipts that still wait for an outcome. Adding, removing and copying are atomic, so they need no lock."""
         self._lock = threading.RLock()  # a signal handler may call what its own thread is in the middle of
         self._last: asyncio.Future[Callable[[], Coroutine[Any, Any, None]]] = self.loop.create_future()
         self._ending = False
@@ -59,8 +56,8 @@ class Loop:
         """Call this in a forked child: it has no such thread, and another one may have held the lock when it was forked."""
         self._disowned = True
         self._lock = threading.RLock()
-        for waiter in list(self._waiters):  # a thread that has forked in a signal handler goes on to wait there
-            waiter.set_exception(Closed(disown.forked("connection")))
+        for receipt in list(self._receipts):  # a thread that has forked in a signal handler goes on to wait there
+            receipt.set_exception(Closed(disown.forked("connection")))
 
     def check(self) -> None:
         """Raise Closed if it takes no work any more."""
@@ -76,7 +73,7 @@ class Loop:
         self.check()
 
     def begin(self, work: Callable[[], Coroutine[Any, Any, T]]) -> Receipt[T]:
-        """Have the loop call this, and run the coroutine that it returns."""
+        """Call `work` in the loop, and run the coroutine that it returns there. Return the receipt for its outcome."""
         receipt: Receipt[T] = Receipt()
         self.hand_over(partial(self._start, work, receipt), receipt)
         return receipt
@@ -84,79 +81,80 @@ class Loop:
     def _start(self, work: Callable[[], Coroutine[Any, Any, T]], receipt: Receipt[T]) -> None:
         if not receipt.done():
             task = self.loop.create_task(work())
-            task.add_done_callback(lambda _: self.forget(receipt))
+            task.add_done_callback(lambda _: self._receipts.discard(receipt))
             receipt.follow(task)
 
     def drop(self, receipt: Receipt[Any]) -> None:
-        """End what was begun: nobody waits for it any more."""
+        """End what was begun, since nobody waits for it any more."""
         if not receipt.done():
             receipt.abandon()
             self.soon(receipt.cancel)
 
-    def hand_over(self, call: Callable[[], object], waiter: Receipt[Any] | None = None) -> None:
-        """Have the loop call this, behind what was handed over before. Raise Closed if it takes no work any more.
+    def outcome(self, call: Callable[[Receipt[T]], object], timeout_s: float | None = None) -> T:
+        """Call `call` in the loop with a receipt, and return the outcome that the receipt gets, or raise it.
 
-        The waiter gets an outcome at the latest when the thread ends, unless it is passed to `forget`.
+        If the wait is interrupted (KeyboardInterrupt), or takes longer than `timeout_s` (TimeoutError), what was begun is ended.
+        """
+        self.check_waiting()
+        receipt: Receipt[T] = Receipt()
+        try:
+            self.hand_over(partial(call, receipt), receipt)
+            return receipt.wait(timeout_s)
+        except BaseException:
+            self.drop(receipt)
+            raise
+        finally:
+            self._receipts.discard(receipt)
+
+    def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
+        """Run a coroutine in the loop and return its result. After `timeout_s` it is cancelled, and TimeoutError raised."""
+        begin = (lambda: work) if timeout_s is None else (lambda: _limited(work, timeout_s))
+        try:
+            result: T = self.outcome(partial(self._start, begin))
+            return result
+        except BaseException:
+            if inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
+                with contextlib.suppress(ValueError):  # the loop begins it at this moment, and cancels it then
+                    work.close()
+            raise
+
+    def hand_over(self, call: Callable[[], object], receipt: Receipt[Any] | None = None) -> None:
+        """Have the loop make a call, behind all calls that were handed over before. Raise Closed if it takes no more work.
+
+        The receipt is that of the call's outcome. It gets Closed if the thread ends before the call has one.
         """
         with self._lock:
             self.check()
-            if waiter is not None:
-                self._waiters.add(waiter)
-            self._handed.append(call)
-            # A signal handler may raise, or hand over too, between any two of these lines. Then the next call asks again.
-            taken = self._taken
-            if self._asked != taken:
-                try:
-                    self.loop.call_soon_threadsafe(self._take)
-                except RuntimeError:
-                    raise Closed(CLOSED) from None  # such a handler has closed it
-                self._asked = taken
-
-    def forget(self, waiter: Receipt[Any]) -> None:
-        """Note that this waiter has its outcome, or waits no more."""
-        self._waiters.discard(waiter)
+            if receipt is not None:
+                self._receipts.add(receipt)
+            self._handed.add(call)
 
     def behind(self, call: Callable[[], object]) -> None:
-        """In a call that was handed over: call this behind all that are taken together with it, once."""
+        """In a call that was handed over: make another call, once, behind all those that are taken together with it."""
         self._behind[call] = None
 
     def call(self, call: Callable[[], object]) -> None:
-        """In the loop: call this. If it fails, that is logged, and what others have handed over goes on."""
+        """In the loop: make a call. An exception is logged, and does not keep the loop from the calls behind it."""
         try:
             call()
         except Exception as error:  # noqa: BLE001 - a wall around each of them
             told = {"message": "what a thread has handed over has failed", "exception": error}
             self.loop.call_exception_handler(told)
 
-    def _take(self) -> None:
-        self._taken += 1  # first: what is handed over from now on asks again
+    def _ask(self) -> None:
         try:
-            for _ in range(len(self._handed)):
-                self.call(self._handed.popleft())
+            self.loop.call_soon_threadsafe(self._take)
+        except RuntimeError:
+            raise Closed(CLOSED) from None  # a signal handler has closed it since it was checked
+
+    def _take(self) -> None:
+        try:
+            for call in self._handed.take():
+                self.call(call)
         finally:
             behind, self._behind = self._behind, {}
             for call in behind:
                 call()
-
-    def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
-        """Run a coroutine in the loop and return its result. After `timeout_s` it is cancelled, and TimeoutError raised.
-
-        If the caller is interrupted (KeyboardInterrupt), it is cancelled, too.
-        """
-        receipt: Receipt[T] = Receipt()
-        begin = (lambda: work) if timeout_s is None else (lambda: _limited(work, timeout_s))
-        try:
-            self.check_waiting()
-            self.hand_over(partial(self._start, begin, receipt), receipt)
-            return receipt.wait()
-        except BaseException:
-            self.drop(receipt)
-            if inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
-                with contextlib.suppress(ValueError):  # the loop begins it at this moment, and cancels it then
-                    work.close()
-            raise
-        finally:
-            self.forget(receipt)
 
     def end(self, last: Callable[[], Coroutine[Any, Any, None]]) -> bool:
         """Take no more work, run this as the last one, and end the thread. Return False if it is ending already."""
@@ -189,8 +187,8 @@ class Loop:
             try:
                 self.loop.run_until_complete(_end_tasks())
             finally:
-                for waiter in list(self._waiters):
-                    waiter.set_exception(Closed(CLOSED))
+                for receipt in list(self._receipts):
+                    receipt.set_exception(Closed(CLOSED))
                 self.loop.close()
 
     async def _live(self) -> None:

@@ -15,33 +15,28 @@ from kvitto.client.aio.consumer import Consumer
 from kvitto.client.aio.core import IncomingMessage
 from kvitto.client.aio.errors import AlreadySettled, Closed
 from kvitto.client.aio.ranges import RangeReader
+from kvitto.client.blocking.calls import Calls
 from kvitto.client.blocking.loop import Loop
 
 
 class Settling:
-    """Acks and rejects on their way from the program's threads to the loop, in order. Many are handed over together."""
+    """Acks and rejects of one consumer on their way from the program's threads to the loop, in order."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
-        self._calls: deque[Callable[[], object]] = deque()
-        self._taken = 0
-        """How many times the loop has taken them."""
-        self._asked = -1
-        """What `_taken` was when it was last asked to."""
+        self._calls = Calls(self._ask)
 
     def add(self, call: Callable[[], object]) -> None:
         """Call this in the loop soon. If the connection is closed, the broker has the message back."""
-        self._calls.append(call)
-        taken = self._taken
-        if self._asked != taken and not self._loop.ended:
-            with contextlib.suppress(Closed):
-                self._loop.hand_over(self._take)
-            self._asked = taken  # last: a signal handler may raise before
+        self._calls.add(call)
+
+    def _ask(self) -> None:
+        with contextlib.suppress(Closed):
+            self._loop.hand_over(self._take)
 
     def _take(self) -> None:
-        self._taken += 1  # first: what is added from now on asks again
-        for _ in range(len(self._calls)):
-            self._loop.call(self._calls.popleft())
+        for call in self._calls.take():
+            self._loop.call(call)
 
 
 class SyncMessage:

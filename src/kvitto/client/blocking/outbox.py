@@ -6,8 +6,9 @@ import asyncio
 import logging
 import threading
 from collections import deque
+from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from kvitto.client.aio.channel import Channel
 from kvitto.client.aio.errors import Closed, PublishFailed
@@ -36,10 +37,12 @@ class Outbox:
         self._busy = busy
         self._waiting: deque[Item] = deque()
         self._lock = threading.RLock()
-        """`with` takes it and not the condition, whose methods are Python's: Ctrl-C in the last of them would leave the lock taken."""
+        """`with` takes this lock and not the condition, because the condition's methods are Python's: Ctrl-C at the beginning of its
+        `__exit__` would leave the lock taken."""
         self._changed = threading.Condition(self._lock)
         self._inside: list[int] = []
-        """The threads that are in `put`, `flush` or `finish`, and may have the lock. Adding, removing and looking are atomic."""
+        """The threads that are in `put`, `flush` or `finish`, and may have the lock. Adding, removing and looking are atomic, so they need
+        no lock."""
         self._sending = False
         self._failed: Exception | None = None
         self._given_up = False
@@ -47,13 +50,7 @@ class Outbox:
     def put(self, item: Item, timeout_s: float | None) -> None:
         """Hand over a message, and begin to send if nothing is being sent. Raise the error of an earlier one that could not be."""
         self._loop.check()  # before the lock, which in a forked child may be held for ever
-        thread = threading.get_ident()
-        self._inside.append(thread)
-        try:
-            with self._lock:
-                self._put(item, timeout_s)
-        finally:
-            self._inside.remove(thread)
+        self._locked(self._put, item, timeout_s)
 
     def _put(self, item: Item, timeout_s: float | None) -> None:
         if self._given_up:
@@ -72,27 +69,33 @@ class Outbox:
     def flush(self, timeout_s: float | None) -> None:
         """Wait until everything is sent. Raise the error of a message that could not be sent."""
         self._loop.check_waiting()
-        if not self._wait_idle(timeout_s):
+        self._locked(self._flush, timeout_s)
+
+    def _flush(self, timeout_s: float | None) -> None:
+        if not self._changed.wait_for(self._is_idle, timeout_s):
             raise TimeoutError(f"{len(self._waiting)} messages are not sent yet")
-        with self._lock:
-            self._raise_failed()
+        self._raise_failed()
 
     def finish(self, timeout_s: float) -> Exception | None:
         """Wait until everything is sent, at most so long, and drop the rest. Return the error of what was not sent."""
-        self._wait_idle(timeout_s)
+        self._locked(self._changed.wait_for, self._is_idle, timeout_s)
         return not_sent([self.give_up()])
 
-    def _wait_idle(self, timeout_s: float | None) -> bool:
+    def _locked(self, action: Callable[..., object], *args: Any) -> None:
+        """In a thread of the program: do this with the lock."""
         thread = threading.get_ident()
         self._inside.append(thread)
         try:
             with self._lock:
-                return self._changed.wait_for(self._is_idle, timeout_s)
+                action(*args)
         finally:
             self._inside.remove(thread)
 
     def inside(self) -> bool:
-        """Whether this thread is in a call of this, which a signal handler has interrupted. It may have the lock that the loop needs."""
+        """Whether the caller is a signal handler that has interrupted `put`, `flush` or `finish` in its own thread.
+
+        That thread may have the lock then, and cannot give it up before the handler returns.
+        """
         return threading.get_ident() in self._inside
 
     def give_up(self) -> tuple[int, Exception | None]:
@@ -191,7 +194,7 @@ class Outboxes:
         return bool(self._busy)
 
     def inside(self) -> bool:
-        """Whether this thread is in a call of one of them, which a signal handler has interrupted."""
+        """Whether the caller is a signal handler that has interrupted one of the outboxes in its own thread."""
         return any(outbox.inside() for outbox in list(self._busy))
 
     def wake(self) -> None:

@@ -13,10 +13,10 @@ CLOSED = "the connection was closed by this program"
 
 
 class Receipt(Generic[T]):
-    """To the core of the client it is like a future: `done`, `set_result` and `set_exception` are called in the client's thread.
+    """It is used like a future by the client's thread, which calls `done`, `set_result` and `set_exception`.
 
-    Whoever waits calls `wait` or `abandon`, in a thread of the program. `concurrent.futures.Future` costs several times as much, and holds
-    a lock of Python's own where a signal handler may interrupt it: the client's thread would wait for that handler.
+    The thread of the program that waits calls `wait` or `abandon`. It is no `concurrent.futures.Future`, because that costs several times
+    as much, and because a signal handler may interrupt `result` while it has a lock. The client's thread would wait for that handler.
     """
 
     __slots__ = ("_ended", "_error", "_lock", "_result", "_task")
@@ -34,11 +34,11 @@ class Receipt(Generic[T]):
         return self._ended
 
     def set_result(self, result: T) -> None:
-        """Note what has become of it. For a publish that is None: it was confirmed."""
+        """Note the result. That of a publish is None, and says that it was confirmed."""
         self._end(result, None)
 
     def set_exception(self, error: BaseException) -> None:
-        """Note why nothing has."""
+        """Note the exception that the waiting thread raises."""
         self._end(None, error)
 
     def follow(self, task: asyncio.Future[T]) -> None:
@@ -47,7 +47,7 @@ class Receipt(Generic[T]):
         task.add_done_callback(self._followed)
 
     def wait(self, timeout_s: float | None = None) -> T:
-        """Return the result when it is there, or raise the exception. After `timeout_s` raise TimeoutError."""
+        """Return the result when it is there, or raise the exception. After `timeout_s`, which only publishes have, raise TimeoutError."""
         longest = -1.0 if timeout_s is None else min(max(timeout_s, 0.0), threading.TIMEOUT_MAX)
         if not self._lock.acquire(timeout=longest):
             raise TimeoutError(
@@ -62,11 +62,11 @@ class Receipt(Generic[T]):
         return cast(T, self._result)
 
     def abandon(self) -> None:
-        """Note that nobody waits any more. The loop does not begin what it has not begun; `cancel` has to be called there for the rest."""
+        """Note that nobody waits any more. The loop does not begin what it has not begun yet, and `cancel` ends what it has begun."""
         self._ended = True
 
     def cancel(self) -> None:
-        """In the client's thread: end what still works for it."""
+        """In the client's thread: cancel the task whose outcome this would be."""
         if self._task is not None:
             self._task.cancel()
 
