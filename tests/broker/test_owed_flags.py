@@ -9,6 +9,7 @@ import pytest
 from kvitto.store import paths
 from kvitto.store.store import NOTED_PER_TURN, OWES_FLAGS, how_it_ended
 from tests.support.harness import BrokerHarness
+from tests.support.simdisk import PowerCut, SimDisk
 
 QUEUES = 5 * NOTED_PER_TURN + 1
 
@@ -98,13 +99,30 @@ def test_a_queue_that_is_deleted_is_owed_nothing(cut: BrokerHarness) -> None:
     assert not cut.store.owed_flags and OWES_FLAGS not in boot(cut)
 
 
-def test_a_backup_says_it_too(cut: BrokerHarness) -> None:
-    assert OWES_FLAGS in cut.store.boot_of_backup()
-    copy = cut.disk.copy().kill()
+def backup_of(harness: BrokerHarness) -> SimDisk:
+    """A backup as it is taken of a broker that runs, but for the inventory."""
+    copy = harness.disk.copy().kill()
     file = copy.open(paths.BOOT)
     file.truncate(0)
-    file.write_at(0, [cut.store.boot_of_backup()])
+    file.write_at(0, [harness.store.boot_of_backup()])
+    return copy
+
+
+def test_a_backup_says_it_too(cut: BrokerHarness) -> None:
+    assert OWES_FLAGS in cut.store.boot_of_backup()
+    copy = backup_of(cut)
     assert how_it_ended(copy).of_backup
     assert flags(BrokerHarness(copy)) == [[True]] * QUEUES
     cut.settle_down()
     assert OWES_FLAGS not in cut.store.boot_of_backup()
+
+
+@pytest.mark.parametrize("part", [0.01, 0.25, 0.5, 0.75, 0.99])
+def test_a_first_start_of_a_backup_that_is_killed_does_not_forget_it(cut: BrokerHarness, part: float) -> None:
+    copy = backup_of(cut)
+    whole = copy.copy()
+    BrokerHarness(whole)
+    copy.cut_at = copy.operations + 1 + int(part * (whole.operations - copy.operations))
+    with pytest.raises(PowerCut):
+        BrokerHarness(copy)
+    assert flags(BrokerHarness(copy.kill())) == [[True]] * QUEUES

@@ -255,8 +255,9 @@ class Store:
         found = self.definitions.load(self.ending.in_order, self._keep_orphans, known.size if known else 0)
         if self.ending.in_order:
             self._write_boot(STARTING)
-        elif self.ending.of_backup:  # what the journal brings may be torn if this start is cut short
-            self._write_boot()
+        elif self.ending.of_backup:
+            # what the journal brings may be torn if this start is cut short, and its settlement logs still say too little
+            self._write_boot(OWES_FLAGS if self.ending.owes_flags else b"")
         if self.upgrading:
             self.inventory.create()
         self.inventory.open()
