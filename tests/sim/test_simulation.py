@@ -21,7 +21,7 @@ from kvitto.store.log import Log
 from kvitto.store.reading import LogReader, Window
 from kvitto.store.recovery import Recovery
 from kvitto.store.segment import Segment
-from kvitto.store.store import Store
+from kvitto.store.store import OF_BACKUP, Store
 from kvitto.store.taking import Taking
 from tests.sim.kinds import KINDS
 from tests.sim.world import SimulatedRun, small_world
@@ -173,15 +173,22 @@ def keep_late(self: Cut, log: Log) -> None:
     [
         (Cut, "keep", keep_late),
         (Cut, "going", lambda self, path: None),
-        (Cut, "_stage_offsets", lambda self, path, content: len(content)),
+        (Cut, "_stage_offsets", lambda self, offsets: len(offsets.content())),
         (Taking, "_is_sealed", lambda self, path, entry: True),
+        (Store, "boot_of_backup", lambda self: OF_BACKUP),
     ],
-    ids=["a moment for each queue", "files that are gone", "offsets that are not copied", "links to files that grow"],
+    ids=[
+        "a moment for each queue",
+        "files that are gone",
+        "offsets that are not copied",
+        "links to files that grow",
+        "flags that are owed are forgotten",
+    ],
 )
 def test_a_backup_of_several_moments_is_found_out(
     where: type, name: str, broken: Callable[..., object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(where, name, broken)
+    replace(monkeypatch, where, name, broken)
     assert any(KINDS["backup"](seed).findings for seed in range(LIVES))
 
 
