@@ -184,21 +184,19 @@ def test_a_forked_child_of_threads_is_told_and_its_parent_is_not_disturbed(kvitt
                 with kvitto.connect_sync(url) as other, other.channel() as mine:
                     mine.publish(b"child", "q")
 
-            def hold():  # the locks, as other threads may when the process is forked
-                with fast._outbox._changed, connection._loop._lock:
-                    held.set()
-                    forked.wait()
+            def publish():  # in the middle of this, too, the process may be forked
+                while not stopped.is_set():
+                    fast.publish(b"other thread", "q")
 
+            stopped = threading.Event()
+            publishing = threading.Thread(target=publish)
+            publishing.start()
             for _ in range(3):
-                held, forked = threading.Event(), threading.Event()
-                holding = threading.Thread(target=hold)
-                holding.start()
-                held.wait()
                 in_child(child)
-                forked.set()
-                holding.join()
                 channel.publish(b"parent", "q")
                 fast.publish(b"parent", "q")
+            stopped.set()
+            publishing.join()
             fast.flush()
             message.ack()
             for _ in range(10):

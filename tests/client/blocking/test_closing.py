@@ -53,7 +53,9 @@ def in_thread(work: Callable[[], object]) -> Future[object]:
 
 
 def no_threads() -> bool:
-    return not [thread for thread in threading.enumerate() if thread.name == "kvitto-client"]
+    """Whether all clients' threads come to their end."""
+    wait_until(lambda: not [thread for thread in threading.enumerate() if thread.name == "kvitto-client"])
+    return True
 
 
 def calls_of(connection: SyncConnection) -> list[Callable[[], object]]:

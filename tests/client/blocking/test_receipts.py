@@ -16,6 +16,8 @@ import kvitto
 from kvitto.client.aio import Closed, PublishFailed, Returned
 from kvitto.client.blocking import SyncChannel, SyncConnection
 from kvitto.client.blocking.loop import Loop
+from kvitto.client.blocking.messages import settle
+from kvitto.client.blocking.outbox import TURN
 from kvitto.client.blocking.queue import SyncQueue
 from kvitto.client.blocking.receipt import Receipt
 from tests.client.blocking.test_closing import in_thread, lose, no_threads
@@ -169,35 +171,66 @@ def interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
+def rolled_back(channel: SyncChannel) -> None:
+    """Publish more in a transaction than the loop sends in one turn, and give up."""
+    with suppress(LookupError), channel.transaction():
+        for _ in range(TURN + 10):
+            channel.publish(b"rolled back", "q", timeout_s=LIMIT_S)
+        raise LookupError
+
+
 CALLS: dict[str, tuple[bool, Callable[[SyncChannel], object]]] = {
     "publish": (True, lambda channel: channel.publish(b"x", "q", timeout_s=LIMIT_S)),
     "publish without confirms": (False, lambda channel: channel.publish(b"x", "q", timeout_s=LIMIT_S)),
+    "flush": (False, lambda channel: (channel.publish(b"x", "q"), channel.flush(LIMIT_S))),
     "publish_many": (True, lambda channel: channel.publish_many([b"x"] * 3, "q")),
     "queue": (True, lambda channel: channel.queue("q", durable=True)),
+    "queue behind messages": (False, lambda channel: (channel.publish(b"x", "q"), channel.queue("q", durable=True))),
+    "commit_stages with a limit": (True, lambda channel: channel.commit_stages("w", 1, [], timeout_s=LIMIT_S)),
+    "get and ack": (True, lambda channel: take(channel.queue("q", durable=True))),
 }
 """For each kind of call whether it needs a channel with confirms, and the call."""
+
+
+def take(queue: SyncQueue) -> None:
+    message = queue.get()
+    if message is not None:
+        message.ack()
+
+
+INSIDE: dict[str, Callable[[SyncChannel, SyncChannel], object]] = {
+    "interrupted": interrupt,
+    "publish": lambda sure, plain: sure.publish(b"x", "q", timeout_s=LIMIT_S),
+    "publish without confirms": lambda sure, plain: plain.publish(b"x", "q", timeout_s=LIMIT_S),
+    "flush": lambda sure, plain: plain.flush(LIMIT_S),
+    "queue": lambda sure, plain: plain.queue("q", durable=True),
+    "close of a channel": lambda sure, plain: plain.close(),
+}
+"""What a signal handler does."""
 
 
 # an interrupt may come between the making of a coroutine and its hand-over: then Python warns that it was never awaited
 @pytest.mark.filterwarnings("ignore:.*was never awaited", "ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("kind", CALLS)
-@pytest.mark.parametrize("nested", [False, True], ids=["interrupted", "nested"])
+@pytest.mark.parametrize("inside", INSIDE)
 def test_a_signal_at_any_line_leaves_the_connection_usable(
-    kvitto_broker: kvitto.Broker, kind: str, nested: bool
+    kvitto_broker: kvitto.Broker, kind: str, inside: str
 ) -> None:
     confirms, call = CALLS[kind]
-    with (
-        kvitto.connect_sync(kvitto_broker.url) as connection,
-        connection.channel(confirms=confirms) as channel,
-        connection.channel() as other,
-    ):
-        other.queue("q", durable=True)
-        number = 1
-        while at_line(number, lambda: call(channel), partial(call, channel) if nested else interrupt):
+    with kvitto.connect_sync(kvitto_broker.url) as connection, connection.channel() as sure:
+        sure.queue("q", durable=True)
+        number, reached = 1, True
+        channel = plain = connection.channel(confirms=confirms)
+        while reached:
+            if confirms or inside == "close of a channel":
+                plain = connection.channel(confirms=False)
+            handle = partial(INSIDE[inside], sure, plain)
+            reached = at_line(number, lambda: call(channel), handle)
             call(channel)
-            other.publish(b"x", "q", timeout_s=LIMIT_S)
+            sure.publish(b"x", "q", timeout_s=LIMIT_S)
             number += 1
         assert number > 20
+        assert all(receipt.done() for receipt in connection._loop._receipts)
 
 
 @pytest.mark.parametrize("kind", CALLS)
@@ -209,12 +242,100 @@ def test_a_signal_handler_closes_the_connection_at_any_line(kvitto_broker: kvitt
         channel = connection.channel(confirms=confirms)
         with suppress(Closed, PublishFailed):
             reached = at_line(number, lambda: call(channel), connection.close)  # noqa: B023 - it is called here
+        assert connection._loop._done or not reached
         connection.close()
         with pytest.raises(Closed):
             call(channel)
         assert no_threads()
         number += 1
     assert number > 20
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["interrupted", "closed again"])
+def test_a_signal_at_any_line_of_a_close(kvitto_broker: kvitto.Broker, again: bool) -> None:
+    number, reached = 1, True
+    while reached:
+        connection = kvitto.connect_sync(kvitto_broker.url)
+        plain = connection.channel(confirms=False)
+        plain.publish(b"x", "q")
+        with suppress(PublishFailed):
+            reached = at_line(number, connection.close, connection.close if again else interrupt)
+        connection.close()
+        assert no_threads()
+        number += 1
+    assert number > 10
+
+
+@pytest.mark.parametrize("kind", CALLS)
+def test_a_child_that_is_forked_at_any_line_of_a_call_does_not_wait(kvitto_broker: kvitto.Broker, kind: str) -> None:
+    confirms, call = CALLS[kind]
+    with kvitto.connect_sync(kvitto_broker.url) as connection:
+        channel = connection.channel(confirms=confirms)
+        channel.queue("q", durable=True)
+        number, reached, parent = 1, True, os.getpid()
+        children: list[int] = []
+
+        def fork() -> None:
+            child = os.fork()
+            if child:
+                children.append(child)
+            else:
+                signal.alarm(int(LIMIT_S))  # which ends the child
+
+        while reached:
+            try:
+                reached = at_line(number, lambda: call(channel), fork)
+            except Closed:
+                pass
+            finally:
+                if os.getpid() != parent:
+                    os._exit(0)
+            for child in children:
+                assert os.waitpid(child, 0)[1] == 0
+            children.clear()
+            call(channel)
+            number += 1
+        assert number > 20
+
+
+def test_what_was_published_on_a_channel_goes_before_its_other_methods(kvitto_broker: kvitto.Broker) -> None:
+    many = 4 * TURN
+    with kvitto.connect_sync(kvitto_broker.url) as connection, connection.channel(confirms=False) as plain:
+        queue = plain.queue("q", durable=True)
+        calls: list[Callable[[], int]] = [
+            lambda: plain.queue("q", passive=True).message_count,
+            queue.purge,
+            lambda: plain.publish_many([], "q") or queue.purge(),
+        ]
+        for call in calls:
+            for _ in range(many):
+                plain.publish(b"x", "q")
+            assert call() == many
+            queue.purge()
+
+
+def test_a_transaction_has_all_that_was_published_in_it(kvitto_broker: kvitto.Broker) -> None:
+    many = 4 * TURN
+    with (
+        kvitto.connect_sync(kvitto_broker.url) as connection,
+        connection.channel(confirms=False) as channel,
+        connection.channel() as other,
+    ):
+        queue = other.queue("q", durable=True)
+        for _ in range(3):
+            with channel.transaction():
+                for _ in range(many):
+                    channel.publish(b"x", "q")
+            assert queue.purge() == many
+            rolled_back(channel)
+        with pytest.raises(ValueError, match="routing key"), channel.transaction():  # noqa: PT012 - the block's end raises it
+            for _ in range(many):
+                channel.publish(b"x", "q")
+            channel.publish(b"x", "k" * 300)
+        assert queue.purge() == 0
+        with channel.transaction():
+            channel.publish(b"x", "q")
+        assert queue.purge() == 1
 
 
 def test_a_thread_that_forks_in_a_signal_handler_waits_no_more_in_the_child() -> None:
@@ -250,6 +371,10 @@ def test_what_was_published_without_confirms_goes_first(kvitto_broker: kvitto.Br
             plain.publish(b"first", "q")
             channel.publish(b"second", "q")
         assert bodies(queue) == [b"first", b"second"] * 100
+        for _ in range(4 * TURN):
+            plain.publish(b"first", "q")
+        channel.publish(b"second", "q")
+        assert bodies(queue) == [b"first"] * 4 * TURN + [b"second"]
 
 
 def test_acks_go_before_what_is_published_behind_them(kvitto_broker: kvitto.Broker) -> None:
@@ -263,7 +388,7 @@ def test_acks_go_before_what_is_published_behind_them(kvitto_broker: kvitto.Brok
         assert core is not None
         with held(connection):
             connection._loop.hand_over(lambda: order.append("other"))  # another thread has asked the loop already
-            message._settling.add(lambda: order.append("ack"))
+            settle(connection._loop, lambda: order.append("ack"))
             waiting = in_thread(lambda: channel.publish(b"result", "q", timeout_s=LIMIT_S))
             wait_until(lambda: connection._loop._receipts)
             connection._loop.hand_over(lambda: order.append("behind"))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
 from kvitto.client.aio.channel import Channel
 from kvitto.client.aio.errors import Closed
@@ -15,12 +17,14 @@ from kvitto.client.aio.queue import Queue
 from kvitto.client.aio.rpc import RPC
 from kvitto.client.aio.stages import Stage
 from kvitto.client.blocking.loop import Loop
-from kvitto.client.blocking.messages import Settling, SyncMessage, Wrap
+from kvitto.client.blocking.messages import SyncMessage, Wrap
 from kvitto.client.blocking.outbox import CLOSE_TIMEOUT_S, Closing, Outbox, Outboxes
 from kvitto.client.blocking.queue import SyncExchange, SyncQueue
 from kvitto.client.blocking.receipt import Receipt
 from kvitto.client.blocking.stream import Stream
 from kvitto.wire.tables import Table
+
+T = TypeVar("T")
 
 
 class SyncChannel(Closing):
@@ -50,7 +54,12 @@ class SyncChannel(Closing):
         the message is handed over; if it cannot be sent, the next publish, `flush` or `close` raises the error."""
         if self._channel.confirms:
             send = partial(self._send, body, routing_key, exchange, mandatory, fields)
-            self._loop.outcome(send, timeout_s)
+            try:
+                self._loop.outcome(send, timeout_s)
+            except TimeoutError:
+                raise TimeoutError(
+                    f"the broker has not confirmed the message within {timeout_s} s; it may have it all the same"
+                ) from None
             return
         properties = encode(fields) if fields else DEFAULT
         self._outbox.put((exchange, routing_key, int(mandatory), properties, body), timeout_s)
@@ -60,22 +69,38 @@ class SyncChannel(Closing):
     ) -> None:
         """In the loop: publish with a confirm, at once, or in a task if it has to wait for something, such as a new connection.
 
-        It is also a task while this connection has messages without confirms to send, which were published before it.
+        It is also a task while this connection has messages without confirms to send, which were published before it, and go first.
         """
         if receipt.done():
             return
-        flush = None
         try:
-            if not self._outboxes.busy():
+            flush = None
+            if not self._outboxes.sending:
                 flush = self._channel.publish_for(receipt, body, routing_key, exchange, mandatory, fields)
+            if flush is not None:
+                self._loop.behind(flush)
+            else:
+                work = self._send_later(body, routing_key, exchange, mandatory, fields)
+                receipt.follow(self._loop.loop.create_task(work))
         except Exception as error:  # noqa: BLE001 - the thread that waits raises it
             receipt.set_exception(error)
-            return
-        if flush is not None:
-            self._loop.behind(flush)
-        else:
-            work = self._channel.publish(body, routing_key, exchange=exchange, mandatory=mandatory, **fields)
-            receipt.follow(self._loop.loop.create_task(work))
+
+    async def _send_later(self, body: bytes, routing_key: str, exchange: str, mandatory: bool, fields: Fields) -> None:
+        await self._outboxes.sent()
+        await self._channel.publish(body, routing_key, exchange=exchange, mandatory=mandatory, **fields)
+
+    def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
+        """Run in the loop what the channel does, behind what was published on it."""
+        if self._outbox.waiting:
+            start = time.monotonic()
+            try:
+                self._outbox.wait(timeout_s)
+            except BaseException:
+                work.close()
+                raise
+            if timeout_s is not None:
+                timeout_s = max(timeout_s - (time.monotonic() - start), 0.0)
+        return self._loop.run(work, timeout_s)
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until everything published without confirms is on its way. Raise the error if something could not be sent."""
@@ -98,6 +123,8 @@ class SyncChannel(Closing):
         def publish(chunk: Iterable[bytes | Message]) -> Coroutine[Any, Any, int]:
             return self._channel.publish_many(chunk, routing_key, exchange=exchange, mandatory=mandatory, **fields)
 
+        if self._outbox.waiting:
+            self._outbox.flush()
         return Stream(self._loop, publish).publish(messages)
 
     def queue(
@@ -114,7 +141,7 @@ class SyncChannel(Closing):
         work = self._channel.queue(
             name, passive=passive, durable=durable, exclusive=exclusive, auto_delete=auto_delete, arguments=arguments
         )
-        return SyncQueue(self, self._loop.run(work))
+        return SyncQueue(self, self.run(work))
 
     def exchange(
         self,
@@ -137,11 +164,11 @@ class SyncChannel(Closing):
             internal=internal,
             arguments=arguments,
         )
-        return SyncExchange(self._loop, self, self._loop.run(work))
+        return SyncExchange(self, self.run(work))
 
     def qos(self, prefetch: int) -> None:
         """Limit the unsettled messages of all consumers of this channel together; 0 is no limit."""
-        self._loop.run(self._channel.qos(prefetch))
+        self.run(self._channel.qos(prefetch))
 
     def reply(self, message: SyncMessage, body: bytes, **fields: Unpack[Fields]) -> None:
         """Answer a message that has `reply_to`, see `Channel.reply`."""
@@ -156,14 +183,19 @@ class SyncChannel(Closing):
     def transaction(self) -> Iterator[None]:
         """`with channel.transaction():`, see `Channel.transaction`. Use the channel from one thread meanwhile."""
         transaction = self._channel.transaction()
-        self._loop.run(transaction.__aenter__())
+        self.run(transaction.__aenter__())
         try:
             yield
+            self._outbox.flush()  # nothing is committed if a message could not be sent
         except BaseException as error:
             if not self._loop.ended:
-                self._loop.run(transaction.__aexit__(type(error), error, error.__traceback__))
+                self._loop.run(self._roll_back(transaction, error))
             raise
         self._loop.run(transaction.__aexit__(None, None, None))
+
+    async def _roll_back(self, transaction: AbstractAsyncContextManager[None], error: BaseException) -> None:
+        self._outbox.forget()
+        await transaction.__aexit__(type(error), error, error.__traceback__)
 
     def stage(self, writer: str, batch: int, *, task: str = "1", commit: bool = True) -> SyncStage:
         """Return a stage, see `Channel.stage`: `with channel.stage("import", 7) as stage:`."""
@@ -171,19 +203,19 @@ class SyncChannel(Closing):
 
     def commit_stages(self, writer: str, batch: int, tasks: Sequence[str], *, timeout_s: float | None = None) -> bool:
         """Commit the stages of these tasks, see `Channel.commit_stages`. After TimeoutError call it again."""
-        return self._loop.run(self._channel.commit_stages(writer, batch, tasks), timeout_s)
+        return self.run(self._channel.commit_stages(writer, batch, tasks), timeout_s)
 
     def last_batch(self, writer: str) -> int | None:
         """Return the number of the last batch that this writer has committed, or None if it has committed none."""
-        return self._loop.run(self._channel.last_batch(writer))
+        return self.run(self._channel.last_batch(writer))
 
     def claim_writer(self, writer: str, task: str) -> int | None:
         """Take a writer over for a task, see `Channel.claim_writer`."""
-        return self._loop.run(self._channel.claim_writer(writer, task))
+        return self.run(self._channel.claim_writer(writer, task))
 
     def forget_writer(self, writer: str) -> None:
         """Forget a writer, see `Channel.forget_writer`."""
-        self._loop.run(self._channel.forget_writer(writer))
+        self.run(self._channel.forget_writer(writer))
 
     def wrap(self, queue: Queue) -> Wrap:
         """Return what makes a message for the program of one of this queue."""
@@ -194,7 +226,9 @@ class SyncChannel(Closing):
             return None
         self._loop.check_waiting()
         try:
-            return self._outbox.finish(CLOSE_TIMEOUT_S)
+            with contextlib.suppress(Closed):  # the close of the connection tells what was not sent
+                return self._loop.run(self._outbox.finish(CLOSE_TIMEOUT_S))
+            return None
         finally:
             with contextlib.suppress(Closed, TimeoutError):  # a broker that does not read now reads it later
                 self._loop.run(self._channel.close(), CLOSE_TIMEOUT_S)
@@ -267,6 +301,7 @@ class SyncRPC:
     """Calls and their answers, see `RPC`. Any number of threads may call at once."""
 
     def __init__(self, channel: SyncChannel, rpc: RPC) -> None:
+        self._channel = channel
         self._loop = channel._loop
         self._rpc = rpc
         self._wrap = channel.wrap(rpc.answers)
@@ -281,8 +316,8 @@ class SyncRPC:
         **fields: Unpack[Fields],
     ) -> SyncMessage:
         """Publish a question and return its answer. Set `timeout_s`: nobody may answer."""
-        answer = self._loop.run(self._rpc.call(body, routing_key, exchange=exchange, **fields), timeout_s)
-        return self._wrap(answer, Settling(self._loop))
+        answer = self._channel.run(self._rpc.call(body, routing_key, exchange=exchange, **fields), timeout_s)
+        return self._wrap(answer, self._loop)
 
     def __enter__(self) -> Self:
         self._loop.run(self._rpc.__aenter__())

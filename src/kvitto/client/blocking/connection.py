@@ -133,19 +133,12 @@ class SyncConnection(Closing):
     def begin_closing(self) -> bool:
         """Close it, and wait for nothing. Return False if it is being closed already."""
         _open.discard(self)
-        return self._loop.end(partial(self._finish, alone=not self._can_wait()))
+        return self._loop.end(partial(self._finish, alone=self._loop.inside))
 
     def wait_closed(self) -> None:
-        """Wait until the connection is closed.
-
-        Return at once where that wait would never end: in the client's own thread, and in a signal handler that has interrupted a call
-        whose lock the client's thread needs.
-        """
-        if self._can_wait():
+        """Wait until the connection is closed, except in the client's own thread, which would wait for itself."""
+        if not self._loop.inside:
             self._loop.join()
-
-    def _can_wait(self) -> bool:
-        return not self._loop.inside and not self._outboxes.inside()
 
     def hurry(self) -> None:
         """Close it without waiting until everything is sent."""
@@ -154,7 +147,7 @@ class SyncConnection(Closing):
     async def _finish(self, alone: bool) -> None:
         """Send what is left, then close, as the last work of the loop. `alone`: nobody waits for it, so the log has what was not sent."""
         try:
-            await self._outboxes.sent()
+            await self._outboxes.finish()
         finally:
             self.unsent = self._outboxes.give_up()
             if alone and self.unsent is not None:

@@ -15,7 +15,7 @@ from kvitto.client.aio.queue import Queue
 from kvitto.client.aio.rpc import RPC
 from kvitto.client.blocking.channel import SyncChannel, SyncRPC
 from kvitto.client.blocking.loop import Loop
-from kvitto.client.blocking.messages import Settling, SyncMessage, Wrap
+from kvitto.client.blocking.messages import SyncMessage, Wrap
 from kvitto.client.blocking.outbox import Outboxes
 from kvitto.client.intercept import Handling, Interceptor, fields_of, outgoing, publishing, question, streaming
 
@@ -66,8 +66,8 @@ class InterceptedSyncChannel(SyncChannel):
     def wrap(self, queue: Queue) -> Wrap:
         interceptors = self._interceptors
 
-        def wrap(incoming: IncomingMessage, settling: Settling) -> SyncMessage:
-            return HandledSyncMessage(incoming, settling, interceptors, queue)
+        def wrap(incoming: IncomingMessage, loop: Loop) -> SyncMessage:
+            return HandledSyncMessage(incoming, loop, interceptors, queue)
 
         return wrap
 
@@ -103,9 +103,9 @@ class HandledSyncMessage(SyncMessage):
     """A message whose block the interceptors see."""
 
     def __init__(
-        self, incoming: IncomingMessage, settling: Settling, interceptors: tuple[Interceptor, ...], queue: Queue
+        self, incoming: IncomingMessage, loop: Loop, interceptors: tuple[Interceptor, ...], queue: Queue
     ) -> None:
-        super().__init__(incoming, settling)
+        super().__init__(incoming, loop)
         self._interceptors = interceptors
         self._queue = queue
 

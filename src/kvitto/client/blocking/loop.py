@@ -1,7 +1,8 @@
 """A thread with an event loop, in which the asyncio client works for the threads of a program.
 
-Whoever waits for work in the loop gets its outcome, or Closed: work is handed over in order, none after `end`, and the end of
-the thread ends all that is left. `end` does not wait, so a callback in the thread itself may call it.
+Whoever waits for work in the loop gets its outcome, or Closed: work is handed over in order, and the end of the thread ends all that is
+left. `end` does not wait, so a callback in the thread itself may call it. No method takes a lock: a signal handler may interrupt any of
+them in its thread, and may then call any of them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, TypeVar
 
 from kvitto.client import disown
 from kvitto.client.aio.errors import Closed
-from kvitto.client.blocking.calls import Calls
+from kvitto.client.blocking.handed import Handed
 from kvitto.client.blocking.receipt import CLOSED, Receipt
 
 T = TypeVar("T")
@@ -29,14 +30,13 @@ class Loop:
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
         self.loop.set_default_executor(_Names(1, "kvitto-client-names"))
-        self._handed = Calls(self._ask)
+        self._handed: Handed[Callable[[], object]] = Handed(self._ask)
         self._behind: dict[Callable[[], object], None] = {}
         """What is called behind the calls that are taken together."""
         self._receipts: set[Receipt[Any]] = set()
         """The receipts that still wait for an outcome. Adding, removing and copying are atomic, so they need no lock."""
-        self._lock = threading.RLock()  # a signal handler may call what its own thread is in the middle of
         self._last: asyncio.Future[Callable[[], Coroutine[Any, Any, None]]] = self.loop.create_future()
-        self._ending = False
+        self._ending = self._done = False
         self._disowned = False
         self.thread = threading.Thread(target=self._main, name="kvitto-client", daemon=True)
         disown.own(self)
@@ -53,9 +53,8 @@ class Loop:
         return threading.current_thread() is self.thread
 
     def disown(self) -> None:
-        """Call this in a forked child: it has no such thread, and another one may have held the lock when it was forked."""
+        """Call this in a forked child: it has no such thread."""
         self._disowned = True
-        self._lock = threading.RLock()
         for receipt in list(self._receipts):  # a thread that has forked in a signal handler goes on to wait there
             receipt.set_exception(Closed(disown.forked("connection")))
 
@@ -75,8 +74,12 @@ class Loop:
     def begin(self, work: Callable[[], Coroutine[Any, Any, T]]) -> Receipt[T]:
         """Call `work` in the loop, and run the coroutine that it returns there. Return the receipt for its outcome."""
         receipt: Receipt[T] = Receipt()
-        self.hand_over(partial(self._start, work, receipt), receipt)
-        return receipt
+        try:
+            self.hand_over(partial(self._start, work, receipt), receipt)
+            return receipt
+        except BaseException:
+            self.drop(receipt)
+            raise
 
     def _start(self, work: Callable[[], Coroutine[Any, Any, T]], receipt: Receipt[T]) -> None:
         if not receipt.done():
@@ -85,7 +88,8 @@ class Loop:
             receipt.follow(task)
 
     def drop(self, receipt: Receipt[Any]) -> None:
-        """End what was begun, since nobody waits for it any more."""
+        """Cancel the task that was begun, since nobody waits for it any more. A message that is on its way already may be confirmed."""
+        self._receipts.discard(receipt)
         if not receipt.done():
             receipt.abandon()
             self.soon(receipt.cancel)
@@ -93,7 +97,7 @@ class Loop:
     def outcome(self, call: Callable[[Receipt[T]], object], timeout_s: float | None = None) -> T:
         """Call `call` in the loop with a receipt, and return the outcome that the receipt gets, or raise it.
 
-        If the wait is interrupted (KeyboardInterrupt), or takes longer than `timeout_s` (TimeoutError), what was begun is ended.
+        If the wait is interrupted (KeyboardInterrupt), or takes longer than `timeout_s` (TimeoutError), the receipt is dropped.
         """
         self.check_waiting()
         receipt: Receipt[T] = Receipt()
@@ -123,11 +127,11 @@ class Loop:
 
         The receipt is that of the call's outcome. It gets Closed if the thread ends before the call has one.
         """
-        with self._lock:
-            self.check()
-            if receipt is not None:
-                self._receipts.add(receipt)
-            self._handed.add(call)
+        if receipt is not None:
+            # before the check: `disown` and the end of the thread look at the receipts after they have made the check fail
+            self._receipts.add(receipt)
+        self.check()
+        self._handed.add(call)
 
     def behind(self, call: Callable[[], object]) -> None:
         """In a call that was handed over: make another call, once, behind all those that are taken together with it."""
@@ -142,6 +146,7 @@ class Loop:
             self.loop.call_exception_handler(told)
 
     def _ask(self) -> None:
+        """Have the loop take what was handed over. Raise Closed if it has ended."""
         try:
             self.loop.call_soon_threadsafe(self._take)
         except RuntimeError:
@@ -154,16 +159,21 @@ class Loop:
         finally:
             behind, self._behind = self._behind, {}
             for call in behind:
-                call()
+                self.call(call)
 
     def end(self, last: Callable[[], Coroutine[Any, Any, None]]) -> bool:
-        """Take no more work, run this as the last one, and end the thread. Return False if it is ending already."""
-        with self._lock:
-            if self.ended:
-                return False
-            self._ending = True
-            self.loop.call_soon_threadsafe(self._last.set_result, last)
-            return True
+        """Take no more work, run this as the last one, and end the thread. Return False if it is ending already.
+
+        A call that was interrupted may be made again: it has the thread end, whatever the first one came to.
+        """
+        first = not self.ended
+        self._ending = True
+        self.soon(partial(self._set_last, last))
+        return first
+
+    def _set_last(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        if not self._last.done():
+            self._last.set_result(last)
 
     def soon(self, callback: Callable[[], object]) -> None:
         """Call this in the loop soon, unless the thread has ended."""
@@ -172,24 +182,33 @@ class Loop:
                 self.loop.call_soon_threadsafe(callback)
 
     def join(self) -> None:
-        """Wait until the thread has ended."""
-        if not self._disowned:
-            self.thread.join()
+        """Wait until the thread has done its last work, and all that it had open is closed.
+
+        `Thread.join` is not used: in Python 3.11 it takes a thread that goes on for one that has ended after KeyboardInterrupt, and in a
+        signal handler it may wait for the `join` that it has interrupted.
+        """
+        receipt: Receipt[None] = Receipt()
+        self._receipts.add(receipt)
+        try:
+            if not self._disowned and not self._done:
+                with contextlib.suppress(Closed):
+                    receipt.wait()
+        finally:
+            self._receipts.discard(receipt)
 
     def _main(self) -> None:
         asyncio.set_event_loop(self.loop)
         try:
             self.loop.run_until_complete(self._live())
         finally:  # which sys.exit() in a callback comes to at once
-            if not self._ending:  # else it was closed, perhaps by a signal handler of a thread that has the lock
-                with self._lock:
-                    self._ending = True
+            self._ending = True
             try:
                 self.loop.run_until_complete(_end_tasks())
             finally:
+                self.loop.close()
+                self._done = True  # before the receipts are looked at: `join` looks the other way round
                 for receipt in list(self._receipts):
                     receipt.set_exception(Closed(CLOSED))
-                self.loop.close()
 
     async def _live(self) -> None:
         last = await self._last

@@ -15,37 +15,16 @@ from kvitto.client.aio.consumer import Consumer
 from kvitto.client.aio.core import IncomingMessage
 from kvitto.client.aio.errors import AlreadySettled, Closed
 from kvitto.client.aio.ranges import RangeReader
-from kvitto.client.blocking.calls import Calls
 from kvitto.client.blocking.loop import Loop
-
-
-class Settling:
-    """Acks and rejects of one consumer on their way from the program's threads to the loop, in order."""
-
-    def __init__(self, loop: Loop) -> None:
-        self._loop = loop
-        self._calls = Calls(self._ask)
-
-    def add(self, call: Callable[[], object]) -> None:
-        """Call this in the loop soon. If the connection is closed, the broker has the message back."""
-        self._calls.add(call)
-
-    def _ask(self) -> None:
-        with contextlib.suppress(Closed):
-            self._loop.hand_over(self._take)
-
-    def _take(self) -> None:
-        for call in self._calls.take():
-            self._loop.call(call)
 
 
 class SyncMessage:
     """A message from the broker, see `IncomingMessage` for its attributes. It is settled by any thread, once."""
 
-    def __init__(self, incoming: IncomingMessage, settling: Settling) -> None:
+    def __init__(self, incoming: IncomingMessage, loop: Loop) -> None:
         self.incoming = incoming
         self.body = incoming.body
-        self._settling = settling
+        self._loop = loop
         self._settled = incoming.settled
 
     def __getattr__(self, name: str) -> Any:
@@ -64,7 +43,7 @@ class SyncMessage:
         if self._settled:
             raise AlreadySettled("this message was acked or rejected before, or its consumer needs no acks")
         self._settled = True
-        self._settling.add(call)
+        settle(self._loop, call)
 
     def process(self, *, on_error: str = "reject") -> AbstractContextManager[SyncMessage]:
         """`with message.process(on_error="requeue"):`, see `IncomingMessage.process`."""
@@ -95,7 +74,13 @@ class SyncMessage:
             self.reject(requeue=not isinstance(error, Exception))
 
 
-Wrap = Callable[[IncomingMessage, Settling], SyncMessage]
+def settle(loop: Loop, call: Callable[[], object]) -> None:
+    """Ack or reject a message in the loop soon. If the connection is closed, the broker has the message back."""
+    with contextlib.suppress(Closed):
+        loop.hand_over(call)
+
+
+Wrap = Callable[[IncomingMessage, Loop], SyncMessage]
 
 
 class SyncMessages:
@@ -105,7 +90,6 @@ class SyncMessages:
         self._loop = loop
         self._wrap = wrap
         self._here: deque[IncomingMessage] = deque()
-        self._settling = Settling(loop)
         disown.own(self)
 
     def disown(self) -> None:
@@ -118,7 +102,7 @@ class SyncMessages:
     def __next__(self) -> SyncMessage:
         while True:
             try:
-                return self._wrap(self._here.popleft(), self._settling)
+                return self._wrap(self._here.popleft(), self._loop)
             except IndexError:
                 pass
             try:
@@ -163,7 +147,7 @@ class SyncConsumer(SyncMessages):
         while self._here:
             incoming = self._here.popleft()
             if not incoming.settled:
-                self._settling.add(partial(incoming.reject, requeue=True))
+                settle(self._loop, partial(incoming.reject, requeue=True))
 
     def __del__(self) -> None:
         self._return_messages()  # the consumer itself ends as its own handle goes

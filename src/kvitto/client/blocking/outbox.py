@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-import threading
 from collections import deque
-from collections.abc import Callable
+from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from kvitto.client.aio.channel import Channel
 from kvitto.client.aio.errors import Closed, PublishFailed
+from kvitto.client.blocking.handed import Handed
 from kvitto.client.blocking.loop import Loop
-from kvitto.client.blocking.receipt import CLOSED
+from kvitto.client.blocking.receipt import CLOSED, Receipt
 
 CLOSE_TIMEOUT_S = 5.0
 """How long a close waits until everything is sent, and for the broker's answer."""
@@ -24,129 +25,139 @@ TURN = 512
 
 Item = tuple[str, str, int, bytes, bytes]
 """Exchange, routing key, flags, encoded properties and body."""
+Outcome = asyncio.Future[None] | Receipt[None]
 
 log = logging.getLogger("kvitto.client")
 
 
 class Outbox:
-    """The messages of one channel. At most one task of the loop sends them, in order."""
+    """The messages of one channel. Threads hand them over, and at most one task of the loop sends them, in order."""
 
-    def __init__(self, loop: Loop, channel: Channel, busy: Outboxes) -> None:
+    def __init__(self, loop: Loop, channel: Channel, outboxes: Outboxes) -> None:
         self._loop = loop
         self._channel = channel
-        self._busy = busy
-        self._waiting: deque[Item] = deque()
-        self._lock = threading.RLock()
-        """`with` takes this lock and not the condition, because the condition's methods are Python's: Ctrl-C at the beginning of its
-        `__exit__` would leave the lock taken."""
-        self._changed = threading.Condition(self._lock)
-        self._inside: list[int] = []
-        """The threads that are in `put`, `flush` or `finish`, and may have the lock. Adding, removing and looking are atomic, so they need
-        no lock."""
-        self._sending = False
-        self._failed: Exception | None = None
+        self._outboxes = outboxes
+        self._waiting: Handed[Item] = Handed(self._ask)
+        self._task: asyncio.Task[None] | None = None
+        """The task that sends."""
+        self._sent = 0
+        """How many messages have been sent."""
+        self._watched: list[tuple[int, Outcome]] = []
+        """Who waits until so many have been sent, or the rest is dropped."""
+        self._failed: deque[Exception] = deque(maxlen=1)
+        """The last error of which nobody has been told. The loop adds it, and a thread takes it out, each in one step."""
         self._given_up = False
+        outboxes.add(self)
+
+    # -- in a thread of the program --------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> bool:
+        """Whether messages wait that the loop has not sent."""
+        return len(self._waiting) > 0
 
     def put(self, item: Item, timeout_s: float | None) -> None:
-        """Hand over a message, and begin to send if nothing is being sent. Raise the error of an earlier one that could not be."""
-        self._loop.check()  # before the lock, which in a forked child may be held for ever
-        self._locked(self._put, item, timeout_s)
+        """Hand over a message. Raise the error of an earlier one that could not be sent."""
+        self._loop.check()
+        self._check()
+        self._raise_failed()
+        self._waiting.add(item)
+        self._check()  # again: `give_up` may not have seen the message
+        if len(self._waiting) > WAITING_MAX and not self._loop.inside:
+            try:
+                self._loop.outcome(partial(self._watch, WAITING_MAX // 2), timeout_s)
+            except TimeoutError:
+                raise TimeoutError("the broker does not take messages; this one is still sent when it does") from None
 
-    def _put(self, item: Item, timeout_s: float | None) -> None:
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Wait until what has been handed over is sent. Raise the error of a message that could not be sent."""
+        self.wait(timeout_s)
+        self._raise_failed()
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Wait until what has been handed over is sent, or cannot be sent."""
+        try:
+            self._loop.outcome(partial(self._watch, 0), timeout_s)
+        except TimeoutError:
+            raise TimeoutError(f"{len(self._waiting)} messages are not sent yet") from None
+
+    def _check(self) -> None:
         if self._given_up:
             raise Closed("it was closed by this program")
-        self._raise_failed()
-        if not self._sending:
-            self._begin()
-        self._waiting.append(item)
-        if (
-            len(self._waiting) > WAITING_MAX
-            and not self._loop.inside
-            and not self._changed.wait_for(self._has_room, timeout_s)
-        ):
-            raise TimeoutError("the broker does not take messages; this one is still sent when it does")
 
-    def flush(self, timeout_s: float | None) -> None:
-        """Wait until everything is sent. Raise the error of a message that could not be sent."""
-        self._loop.check_waiting()
-        self._locked(self._flush, timeout_s)
+    def _raise_failed(self) -> None:
+        if (failed := self._take_failed()) is not None:
+            raise failed
 
-    def _flush(self, timeout_s: float | None) -> None:
-        if not self._changed.wait_for(self._is_idle, timeout_s):
-            raise TimeoutError(f"{len(self._waiting)} messages are not sent yet")
-        self._raise_failed()
-
-    def finish(self, timeout_s: float) -> Exception | None:
-        """Wait until everything is sent, at most so long, and drop the rest. Return the error of what was not sent."""
-        self._locked(self._changed.wait_for, self._is_idle, timeout_s)
-        return not_sent([self.give_up()])
-
-    def _locked(self, action: Callable[..., object], *args: Any) -> None:
-        """In a thread of the program: do this with the lock."""
-        thread = threading.get_ident()
-        self._inside.append(thread)
+    def _take_failed(self) -> Exception | None:
         try:
-            with self._lock:
-                action(*args)
-        finally:
-            self._inside.remove(thread)
+            return self._failed.pop()
+        except IndexError:
+            return None
 
-    def inside(self) -> bool:
-        """Whether the caller is a signal handler that has interrupted `put`, `flush` or `finish` in its own thread.
+    def _ask(self) -> None:
+        self._loop.hand_over(self.look)
 
-        That thread may have the lock then, and cannot give it up before the handler returns.
-        """
-        return threading.get_ident() in self._inside
+    # -- in the loop -----------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Begin to send if something waits and nothing is being sent."""
+        if self._given_up:
+            self._drop()
+        elif self._waiting and self._task is None:
+            self._outboxes.sending.add(self)
+            self._task = self._loop.loop.create_task(self._send())
+
+    def sent(self) -> asyncio.Future[None]:
+        """Return a future that is done when all that waits now is sent or dropped."""
+        future = self._loop.loop.create_future()
+        self._watch(0, future)
+        return future
+
+    def _watch(self, left: int, outcome: Outcome) -> None:
+        """Give the outcome when of all that waits now at most so many messages are left."""
+        self.look()
+        wanted = self._sent + len(self._waiting) - left
+        if wanted <= self._sent:
+            outcome.set_result(None)
+        else:
+            self._watched.append((wanted, outcome))
+
+    async def finish(self, timeout_s: float) -> Exception | None:
+        """Wait until all that waits now is sent, at most so long, and drop the rest. Return the error of what was not sent."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self.sent()
+        return not_sent([self.give_up()])
 
     def give_up(self) -> tuple[int, Exception | None]:
         """Take no more, and drop what is not sent. Return the number of messages, and the error of earlier ones that nobody was told."""
-        with self._lock:
-            self._given_up = True
-            count = len(self._waiting)
-            self._waiting.clear()
-            failed, self._failed = self._failed, None
-            self._changed.notify_all()
-        self._busy.discard(self)
-        return count, failed
+        self._given_up = True  # first: what is handed over from now on is refused
+        self._outboxes.discard(self)
+        return self._drop(), self._take_failed()
 
-    def is_sending(self) -> bool:
-        with self._lock:
-            return self._sending
-
-    def _has_room(self) -> bool:
-        return len(self._waiting) <= WAITING_MAX // 2 or self._failed is not None
-
-    def _is_idle(self) -> bool:
-        return not self._sending
-
-    def _raise_failed(self) -> None:
-        if self._failed is not None:
-            failed, self._failed = self._failed, None
-            if not self._sending:
-                self._busy.discard(self)
-            raise failed
-
-    def _begin(self) -> None:
-        self._busy.add(self)
-        try:
-            self._loop.begin(self._send)
-        except BaseException:
-            self._busy.discard(self)
-            raise
-        self._sending = True
+    def forget(self) -> None:
+        """Drop what is not sent, and the error of what could not be, because a transaction is rolled back."""
+        self._drop()
+        self._take_failed()
 
     async def _send(self) -> None:
-        """In the loop: send what waits, and end when nothing is left."""
+        """Send what waits, and end when nothing is left."""
         failed: Exception | None = None
+        sending = 0
         try:
-            while not self._has_sent():
+            while self._waiting:
                 core = await self._channel.clear()
-                for _ in range(min(len(self._waiting), TURN)):
+                for item in self._waiting.take(TURN):
+                    sending += 1
                     try:
-                        core.publish(*self._waiting.popleft())
+                        core.publish(*item)
                     except (ValueError, TypeError, AttributeError) as error:  # only this message is wrong
-                        self._failed = error
+                        self._failed.append(error)
                 core.connection.flush()
+                self._sent += sending
+                sending = 0
+                self._tell()
                 await asyncio.sleep(0)
         except Exception as error:  # noqa: BLE001 - the next call raises it
             failed = error
@@ -154,71 +165,77 @@ class Outbox:
             failed = Closed(CLOSED)
             raise
         finally:
-            self._end(failed)
+            self._task = None
+            if failed is not None and self._drop() + sending and not self._given_up:
+                self._failed.append(failed)
+            self._outboxes.ended(self)
 
-    def _has_sent(self) -> bool:
-        with self._lock:
-            self._changed.notify_all()
-            self._sending = bool(self._waiting)
-            return not self._sending
+    def _drop(self) -> int:
+        """Drop what waits. Return the number of messages."""
+        count = sum(1 for _ in self._waiting.take())
+        watched, self._watched = self._watched, []
+        for _, outcome in watched:
+            if not outcome.done():
+                outcome.set_result(None)
+        return count
 
-    def _end(self, failed: Exception | None) -> None:
-        with self._lock:
-            if failed is not None:
-                self._waiting.clear()
-                self._failed = None if self._given_up else failed
-                self._sending = False
-                self._changed.notify_all()
-            if self._failed is None and not self._sending:
-                self._busy.discard(self)
-        self._busy.wake()
+    def _tell(self) -> None:
+        """Give their outcome to all who have waited for what is sent now."""
+        watched, self._watched = self._watched, []
+        for wanted, outcome in watched:
+            if outcome.done():
+                continue
+            if wanted <= self._sent:
+                outcome.set_result(None)
+            else:
+                self._watched.append((wanted, outcome))
 
 
 class Outboxes:
-    """The outboxes of a connection that have something to send, or an error to tell."""
+    """The outboxes of a connection."""
 
     def __init__(self) -> None:
-        self._busy: set[Outbox] = set()
-        """Adding, removing and copying are atomic: threads do the first two, and the loop the last."""
+        self._all: set[Outbox] = set()
+        """Those that are not closed. Adding, removing and copying are atomic."""
+        self.sending: set[Outbox] = set()
+        """In the loop: those that have something to send."""
         self._woken = asyncio.Event()
         self._hurried = False
 
     def add(self, outbox: Outbox) -> None:
-        self._busy.add(outbox)
+        self._all.add(outbox)
 
     def discard(self, outbox: Outbox) -> None:
-        self._busy.discard(outbox)
+        self._all.discard(outbox)
 
-    def busy(self) -> bool:
-        """Whether any has something to send, or an error to tell."""
-        return bool(self._busy)
-
-    def inside(self) -> bool:
-        """Whether the caller is a signal handler that has interrupted one of the outboxes in its own thread."""
-        return any(outbox.inside() for outbox in list(self._busy))
-
-    def wake(self) -> None:
-        """In the loop: note that an outbox has ended to send."""
+    def ended(self, outbox: Outbox) -> None:
+        """In the loop: note that an outbox has sent everything."""
+        self.sending.discard(outbox)
         self._woken.set()
 
     def hurry(self) -> None:
-        """In the loop: wait no longer in `sent`."""
+        """In the loop: wait no longer in `finish`."""
         self._hurried = True
         self._woken.set()
 
     async def sent(self) -> None:
+        """In the loop: wait until all that waits now is sent or dropped."""
+        for future in [outbox.sent() for outbox in self.sending]:
+            await future
+
+    async def finish(self) -> None:
         """In the loop: wait until everything is sent, for all together at most CLOSE_TIMEOUT_S long."""
-        try:
+        for outbox in list(self._all):
+            outbox.look()
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                while not self._hurried and any(outbox.is_sending() for outbox in list(self._busy)):
+                while not self._hurried and self.sending:
                     self._woken.clear()
                     await self._woken.wait()
-        except TimeoutError:
-            pass
 
     def give_up(self) -> Exception | None:
-        """Drop what is not sent. Return the error of it."""
-        return not_sent([outbox.give_up() for outbox in list(self._busy)])
+        """In the loop: drop what is not sent. Return the error of it."""
+        return not_sent([outbox.give_up() for outbox in list(self._all)])
 
 
 def not_sent(given_up: list[tuple[int, Exception | None]]) -> Exception | None:

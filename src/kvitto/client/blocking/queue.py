@@ -8,8 +8,7 @@ from kvitto.client.aio.message import Fields
 from kvitto.client.aio.queue import PREFETCH, Exchange, Queue
 from kvitto.client.aio.ranges import Offsets
 from kvitto.client.blocking.groups import SyncGroup
-from kvitto.client.blocking.loop import Loop
-from kvitto.client.blocking.messages import Settling, SyncConsumer, SyncMessage, SyncRangeReader
+from kvitto.client.blocking.messages import SyncConsumer, SyncMessage, SyncRangeReader
 from kvitto.wire.tables import Table
 
 if TYPE_CHECKING:
@@ -58,8 +57,8 @@ class SyncQueue:
 
     def get(self, *, no_ack: bool = False) -> SyncMessage | None:
         """Return one message, None if the queue is empty."""
-        message = self._loop.run(self._queue.get(no_ack=no_ack))
-        return None if message is None else self._channel.wrap(self._queue)(message, Settling(self._loop))
+        message = self._channel.run(self._queue.get(no_ack=no_ack))
+        return None if message is None else self._channel.wrap(self._queue)(message, self._loop)
 
     def read(self, start: int = 0, end: int | None = None, *, batch: int = 1000) -> SyncRangeReader:
         """Return an iterator over a range of offsets, see `Queue.read`: `for message in queue.read(100, 200):`."""
@@ -71,30 +70,29 @@ class SyncQueue:
 
     def offsets(self) -> Offsets:
         """Return the offsets at which the queue begins and ends, see `Queue.offsets`."""
-        return self._loop.run(self._queue.offsets())
+        return self._channel.run(self._queue.offsets())
 
     def bind(self, exchange: str | SyncExchange, routing_key: str = "", *, arguments: Table | None = None) -> None:
         """Bind the queue to an exchange."""
-        self._loop.run(self._queue.bind(name_of(exchange), routing_key, arguments=arguments))
+        self._channel.run(self._queue.bind(name_of(exchange), routing_key, arguments=arguments))
 
     def unbind(self, exchange: str | SyncExchange, routing_key: str = "", *, arguments: Table | None = None) -> None:
         """Remove a binding."""
-        self._loop.run(self._queue.unbind(name_of(exchange), routing_key, arguments=arguments))
+        self._channel.run(self._queue.unbind(name_of(exchange), routing_key, arguments=arguments))
 
     def purge(self) -> int:
         """Drop all messages that no consumer has. Return their number."""
-        return self._loop.run(self._queue.purge())
+        return self._channel.run(self._queue.purge())
 
     def delete(self, *, if_unused: bool = False, if_empty: bool = False) -> int:
         """Delete the queue. Return the number of messages dropped with it."""
-        return self._loop.run(self._queue.delete(if_unused=if_unused, if_empty=if_empty))
+        return self._channel.run(self._queue.delete(if_unused=if_unused, if_empty=if_empty))
 
 
 class SyncExchange:
     """An exchange, see `Exchange`."""
 
-    def __init__(self, loop: Loop, channel: SyncChannel, exchange: Exchange) -> None:
-        self._loop = loop
+    def __init__(self, channel: SyncChannel, exchange: Exchange) -> None:
         self._channel = channel
         self._exchange = exchange
         self.name = exchange.name
@@ -105,15 +103,15 @@ class SyncExchange:
 
     def bind(self, source: str | SyncExchange, routing_key: str = "", *, arguments: Table | None = None) -> None:
         """Bind this exchange to another one, from which it gets messages."""
-        self._loop.run(self._exchange.bind(name_of(source), routing_key, arguments=arguments))
+        self._channel.run(self._exchange.bind(name_of(source), routing_key, arguments=arguments))
 
     def unbind(self, source: str | SyncExchange, routing_key: str = "", *, arguments: Table | None = None) -> None:
         """Remove a binding."""
-        self._loop.run(self._exchange.unbind(name_of(source), routing_key, arguments=arguments))
+        self._channel.run(self._exchange.unbind(name_of(source), routing_key, arguments=arguments))
 
     def delete(self, *, if_unused: bool = False) -> None:
         """Delete the exchange."""
-        self._loop.run(self._exchange.delete(if_unused=if_unused))
+        self._channel.run(self._exchange.delete(if_unused=if_unused))
 
 
 def name_of(exchange: str | SyncExchange) -> str:

@@ -13,10 +13,10 @@ CLOSED = "the connection was closed by this program"
 
 
 class Receipt(Generic[T]):
-    """It is used like a future by the client's thread, which calls `done`, `set_result` and `set_exception`.
+    """What a thread of the program waits for. The client's thread uses it like a future.
 
-    The thread of the program that waits calls `wait` or `abandon`. It is no `concurrent.futures.Future`, because that costs several times
-    as much, and because a signal handler may interrupt `result` while it has a lock. The client's thread would wait for that handler.
+    It is no `concurrent.futures.Future`, because that costs several times as much, and because a signal handler may interrupt `result`
+    while it has a lock. The client's thread would wait for that handler.
     """
 
     __slots__ = ("_ended", "_error", "_lock", "_result", "_task")
@@ -47,12 +47,10 @@ class Receipt(Generic[T]):
         task.add_done_callback(self._followed)
 
     def wait(self, timeout_s: float | None = None) -> T:
-        """Return the result when it is there, or raise the exception. After `timeout_s`, which only publishes have, raise TimeoutError."""
+        """Return the result when it is there, or raise the exception. Raise TimeoutError after `timeout_s`."""
         longest = -1.0 if timeout_s is None else min(max(timeout_s, 0.0), threading.TIMEOUT_MAX)
         if not self._lock.acquire(timeout=longest):
-            raise TimeoutError(
-                f"the broker has not confirmed the message within {timeout_s} s; it may have it all the same"
-            )
+            raise TimeoutError(f"there was no outcome within {timeout_s} s")
         error, self._error = self._error, None
         if error is not None:
             try:
@@ -62,7 +60,7 @@ class Receipt(Generic[T]):
         return cast(T, self._result)
 
     def abandon(self) -> None:
-        """Note that nobody waits any more. The loop does not begin what it has not begun yet, and `cancel` ends what it has begun."""
+        """Note that nobody waits any more, so the loop does not begin what it has not begun. `cancel` has to be called for the rest."""
         self._ended = True
 
     def cancel(self) -> None:

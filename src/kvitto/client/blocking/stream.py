@@ -38,11 +38,14 @@ class Stream:
         source = iter(messages)
         taken = confirmed = 0
         under_way: deque[Receipt[int]] = deque()
-        before, sent = None, asyncio.Event()
+        before = None
+        ends: deque[asyncio.Event] = deque(maxlen=UNDER_WAY + 1)
         try:
             while not self._failed and (chunk := list(itertools.islice(source, CHUNK))):
+                sent = asyncio.Event()
+                ends.append(sent)
                 under_way.append(self._loop.begin(partial(self._send, taken, chunk, before, sent)))
-                before, sent = sent, asyncio.Event()
+                before = sent
                 taken += len(chunk)
                 if len(under_way) == UNDER_WAY:
                     confirmed += under_way[0].wait()
@@ -52,6 +55,8 @@ class Stream:
             self._stopped = True
             for receipt in under_way:
                 self._loop.drop(receipt)
+            for sent in ends:  # a chunk that nobody knows of may wait for one that was dropped
+                self._loop.soon(sent.set)
             raise
         if self._failed:
             raise ManyFailed(taken, sorted(self._failed, key=lambda pair: pair[0]))
