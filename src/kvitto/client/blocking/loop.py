@@ -130,7 +130,8 @@ class Loop:
         if receipt is not None:
             # before the check: `disown` and the end of the thread look at the receipts after they have made the check fail
             self._receipts.add(receipt)
-        self.check()
+        if self._disowned or self._ending:
+            self.check()
         self._handed.add(call)
 
     def behind(self, call: Callable[[], object]) -> None:
