@@ -66,7 +66,7 @@ def bare(program: Path, load: Load, bursts: bool, seconds: float, settings: Sett
 
 
 def option(load: Load, flag: str, default: int) -> int:
-    """Return the number behind an option in the command of a load."""
+    """Return the number behind an option in the command of a load. All loads of this module have as many consumers as publishers."""
     return int(load.command[load.command.index(flag) + 1]) if flag in load.command else default
 
 

@@ -92,7 +92,8 @@ class OneBackup:
         """It starts, as often as that is tried, and is what the broker's own directory was at the cut."""
         assert self.target.certain, "not all of the backup is durable"
         check_sound(self.target.seen())
-        # if the flags that it owed are written, but were not durable at the cut, its directory still says that all have to be flagged
+        # If the broker had written all flags that it owed, but they were not durable at the cut, its own directory still says that every
+        # message has to be flagged.
         flags_all = how_it_ended(self.before).owes_flags and not self.owes_flags
         found = begin(self.target.seen(), self.clock)
         check_begun(found, self.ledger)

@@ -287,7 +287,7 @@ class Begun:
     """By incarnation: the queue's name, the next offset, and the end that may be announced."""
     ends: dict[str, int]
     """By incarnation: the next offset when everything has arrived and has been served. A start that replays the journal syncs, and so
-    already sends messages on that another start leaves where they are until its first turns."""
+    forwards some messages at once. Another start forwards them in its first turns only."""
     archives: dict[str, dict[bytes, int]]
     """By queue with an archive: the bodies that its files have, and their outcomes."""
     found: Found

@@ -256,7 +256,8 @@ class Store:
         if self.ending.in_order:
             self._write_boot(STARTING)
         elif self.ending.of_backup:
-            # what the journal brings may be torn if this start is cut short, and its settlement logs still say too little
+            # If this start is cut short, what the journal brings may be torn, and the settlement logs do not say yet which messages may
+            # have been delivered.
             self._write_boot(OWES_FLAGS if self.ending.owes_flags else b"")
         if self.upgrading:
             self.inventory.create()
