@@ -1,5 +1,6 @@
 """What a thread gets that publishes with a confirm: limits, interrupts, arguments that do not fit, a lost connection."""
 
+import itertools
 import os
 import signal
 import sys
@@ -312,6 +313,41 @@ def test_what_was_published_on_a_channel_goes_before_its_other_methods(kvitto_br
                 plain.publish(b"x", "q")
             assert call() == many
             queue.purge()
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["channel", "connection"])
+def test_at_a_close_each_message_has_been_sent_or_is_counted(kvitto_broker: kvitto.Broker, whole: bool) -> None:
+    with kvitto.connect_sync(kvitto_broker.url) as other, other.channel() as sure:
+        queue = sure.queue("q", durable=True)
+        for number in range(8):
+            connection = kvitto.connect_sync(kvitto_broker.url)
+            plain = connection.channel(confirms=False)
+
+            def publish() -> int:
+                for count in itertools.count():
+                    try:
+                        plain.publish(b"x", "q")  # noqa: B023 - it ends in this round
+                    except Closed:
+                        return count
+                raise AssertionError
+
+            threads = [in_thread(publish) for _ in range(3)]
+            wait_until(lambda: queue_is_used(sure))
+            unsent = 0
+            try:
+                (connection if whole else plain).close()
+            except PublishFailed as error:
+                unsent = int(str(error).split()[0])
+            counts: list[Any] = [each.result(LIMIT_S) for each in threads]
+            returned = sum(counts)
+            connection.close()
+            assert not connection._outboxes.sending and not connection._outboxes.failed
+            # the last publish of each thread, which raised Closed, may have been handed over
+            assert returned <= queue.purge() + unsent <= returned + len(threads), number
+
+
+def queue_is_used(channel: SyncChannel) -> bool:
+    return channel.queue("q", passive=True).message_count > 0
 
 
 def test_a_transaction_has_all_that_was_published_in_it(kvitto_broker: kvitto.Broker) -> None:

@@ -47,7 +47,6 @@ class Outbox:
         self._failed: deque[Exception] = deque(maxlen=1)
         """The last error of which nobody has been told. The loop adds it, and a thread takes it out, each in one step."""
         self._given_up = False
-        outboxes.add(self)
 
     # -- in a thread of the program --------------------------------------------------------------------------
 
@@ -60,7 +59,8 @@ class Outbox:
         """Hand over a message. Raise the error of an earlier one that could not be sent."""
         self._loop.check()
         self._check()
-        self._raise_failed()
+        if self._failed:
+            self._raise_failed()
         self._waiting.add(item)
         self._check()  # again: `give_up` may not have seen the message
         if len(self._waiting) > WAITING_MAX and not self._loop.inside:
@@ -82,7 +82,7 @@ class Outbox:
             raise TimeoutError(f"{len(self._waiting)} messages are not sent yet") from None
 
     def _check(self) -> None:
-        if self._given_up:
+        if self._given_up or self._outboxes.given_up:
             raise Closed("it was closed by this program")
 
     def _raise_failed(self) -> None:
@@ -90,6 +90,7 @@ class Outbox:
             raise failed
 
     def _take_failed(self) -> Exception | None:
+        self._outboxes.failed.discard(self)  # first: the loop may add another error meanwhile
         try:
             return self._failed.pop()
         except IndexError:
@@ -133,7 +134,6 @@ class Outbox:
     def give_up(self) -> tuple[int, Exception | None]:
         """Take no more, and drop what is not sent. Return the number of messages, and the error of earlier ones that nobody was told."""
         self._given_up = True  # first: what is handed over from now on is refused
-        self._outboxes.discard(self)
         return self._drop(), self._take_failed()
 
     def forget(self) -> None:
@@ -153,7 +153,7 @@ class Outbox:
                     try:
                         core.publish(*item)
                     except (ValueError, TypeError, AttributeError) as error:  # only this message is wrong
-                        self._failed.append(error)
+                        self._fail(error)
                 core.connection.flush()
                 self._sent += sending
                 sending = 0
@@ -167,8 +167,12 @@ class Outbox:
         finally:
             self._task = None
             if failed is not None and self._drop() + sending and not self._given_up:
-                self._failed.append(failed)
+                self._fail(failed)
             self._outboxes.ended(self)
+
+    def _fail(self, error: Exception) -> None:
+        self._failed.append(error)
+        self._outboxes.failed.add(self)
 
     def _drop(self) -> int:
         """Drop what waits. Return the number of messages."""
@@ -192,21 +196,16 @@ class Outbox:
 
 
 class Outboxes:
-    """The outboxes of a connection."""
+    """The outboxes of a connection that have something to send, or an error to tell."""
 
     def __init__(self) -> None:
-        self._all: set[Outbox] = set()
-        """Those that are not closed. Adding, removing and copying are atomic."""
         self.sending: set[Outbox] = set()
         """In the loop: those that have something to send."""
+        self.failed: set[Outbox] = set()
+        """Those with an error that nobody has been told. Adding, removing and copying are atomic."""
+        self.given_up = False
         self._woken = asyncio.Event()
         self._hurried = False
-
-    def add(self, outbox: Outbox) -> None:
-        self._all.add(outbox)
-
-    def discard(self, outbox: Outbox) -> None:
-        self._all.discard(outbox)
 
     def ended(self, outbox: Outbox) -> None:
         """In the loop: note that an outbox has sent everything."""
@@ -225,17 +224,17 @@ class Outboxes:
 
     async def finish(self) -> None:
         """In the loop: wait until everything is sent, for all together at most CLOSE_TIMEOUT_S long."""
-        for outbox in list(self._all):
-            outbox.look()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 while not self._hurried and self.sending:
                     self._woken.clear()
                     await self._woken.wait()
 
-    def give_up(self) -> Exception | None:
+    async def give_up(self) -> Exception | None:
         """In the loop: drop what is not sent. Return the error of it."""
-        return not_sent([outbox.give_up() for outbox in list(self._all)])
+        self.given_up = True  # what is handed over from now on is refused
+        await asyncio.sleep(0)  # meanwhile the loop looks at what was handed over before
+        return not_sent([outbox.give_up() for outbox in self.sending | self.failed])
 
 
 def not_sent(given_up: list[tuple[int, Exception | None]]) -> Exception | None:
