@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-import select
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from kvitto.base.readable import readable
 
 KVITTO = [sys.executable, "-m", "kvitto.cli.main"]
 READY = re.compile(
@@ -49,8 +50,7 @@ def serving(data_dir: Path, *arguments: str) -> Iterator[Serving]:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None and process.stderr is not None
-        readable, _, _ = select.select([process.stdout], [], [], TIMEOUT_S)
-        assert readable, "no line on stdout"
+        assert readable(process.stdout, TIMEOUT_S), "no line on stdout"
         line = process.stdout.readline()
         match = READY.match(line)
         assert match, (line, process.stderr.read() if not line else "")

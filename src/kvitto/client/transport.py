@@ -106,7 +106,9 @@ class Transport:
             except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 if done == 0:
                     return
-                select.select([], [self.sock], [], 1.0)
+                poll = select.poll()  # `select.select` takes no descriptor above 1,023
+                poll.register(self.sock, select.POLLOUT)
+                poll.poll(1000)
 
     def close(self) -> None:
         """Close the socket and end the heartbeats. A second call does nothing."""

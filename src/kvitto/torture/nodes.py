@@ -9,7 +9,6 @@ import contextlib
 import os
 import random
 import re
-import select
 import shutil
 import signal
 import socket
@@ -22,6 +21,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from kvitto.base.process import group_members
+from kvitto.base.readable import readable
 from kvitto.client import AMQPError, Connection
 
 START_S = 600.0
@@ -229,8 +229,7 @@ class Kvitto(Node):
 
     def _wait_ready(self) -> None:
         assert self._process is not None and self._process.stdout is not None
-        ready, _, _ = select.select([self._process.stdout], [], [], START_S)
-        line = self._process.stdout.readline() if ready else ""
+        line = self._process.stdout.readline() if readable(self._process.stdout, START_S) else ""
         match = READY.match(line.rstrip("\n"))
         if match is None:
             self.kill()
@@ -249,7 +248,7 @@ class Kvitto(Node):
     def listens(self) -> bool:
         """Whether it has printed its ready line."""
         assert self._process is not None and self._process.stdout is not None
-        return bool(select.select([self._process.stdout], [], [], 0.0)[0])
+        return readable(self._process.stdout, 0.0)
 
 
 class Command(Node):

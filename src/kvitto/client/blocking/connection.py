@@ -149,7 +149,9 @@ class SyncConnection(Closing):
         try:
             await self._outboxes.finish()
         finally:
-            self.unsent = await self._outboxes.give_up()
-            if alone and self.unsent is not None:
-                log.warning("%s", self.unsent)
-            await self._connection.close()
+            try:
+                self.unsent = await self._outboxes.give_up()
+                if alone and self.unsent is not None:
+                    log.warning("%s", self.unsent)
+            finally:
+                await self._connection.close()

@@ -73,6 +73,7 @@ class Outbox:
         """Wait until what has been handed over is sent. Raise the error of a message that could not be sent."""
         self.wait(timeout_s)
         self._raise_failed()
+        self._check()  # what another thread has given up is not sent
 
     def wait(self, timeout_s: float | None) -> None:
         """Wait until what has been handed over is sent, or cannot be sent."""
@@ -134,6 +135,7 @@ class Outbox:
     def give_up(self) -> tuple[int, Exception | None]:
         """Take no more, and drop what is not sent. Return the number of messages, and the error of earlier ones that nobody was told."""
         self._given_up = True  # first: what is handed over from now on is refused
+        self._outboxes.ended(self)
         return self._drop(), self._take_failed()
 
     def forget(self) -> None:
