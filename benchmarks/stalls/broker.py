@@ -7,7 +7,6 @@ import json
 import mmap
 import os
 import re
-import select
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from benchmarks.stalls import loopwatch
 from benchmarks.stalls.peer import Refused, Stuck
 from benchmarks.stalls.rows import Row, Site
 from benchmarks.tls import make_certificate
+from kvitto.base.readable import readable
 from kvitto.torture import nodes
 
 READY = re.compile(r"^kvitto ready amqp=\S+:(\d+) http=\S+:(\d+) .*")
@@ -78,8 +78,7 @@ class Broker(nodes.Kvitto):
 
     def _wait_ready(self) -> None:
         assert self._process is not None and self._process.stdout is not None
-        ready, _, _ = select.select([self._process.stdout], [], [], nodes.START_S)
-        line = self._process.stdout.readline() if ready else ""
+        line = self._process.stdout.readline() if readable(self._process.stdout, nodes.START_S) else ""
         match = READY.match(line)
         if match is None:
             self.kill()
@@ -138,7 +137,7 @@ class Probe:
         assert self._process.stdin is not None and self._process.stdout is not None
         with contextlib.suppress(OSError):
             self._process.stdin.write("\n")
-            if select.select([self._process.stdout], [], [], within_s)[0]:
+            if readable(self._process.stdout, within_s):
                 line = self._process.stdout.readline()
                 if line:
                     return [float(value) for value in json.loads(line)]

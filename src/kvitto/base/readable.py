@@ -1,13 +1,14 @@
-"""Waits for a file that has something to read, also if its descriptor is above 1,023, which `select.select` does not take."""
+"""Waits until there is something to read, also from a descriptor above 1,023, which `select.select` does not take."""
 
 from __future__ import annotations
 
 import select
+from socket import socket
 from typing import IO
 
 
-def readable(file: IO[str], timeout_s: float) -> bool:
-    """Whether there is something to read within this time, or the end of the file."""
+def readable(source: IO[str] | socket, timeout_s: float) -> bool:
+    """Return whether a file or a socket has something to read, or has ended, within this time. Raises ValueError if it is closed."""
     poll = select.poll()
-    poll.register(file, select.POLLIN)
+    poll.register(source, select.POLLIN)
     return bool(poll.poll(timeout_s * 1000))

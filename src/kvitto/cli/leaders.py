@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import select
 import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 
 from kvitto.base.config import address
+from kvitto.base.readable import readable
 from kvitto.cluster.register import Register, RegisterError, Seat, Seen, Unanswered
 from kvitto.server.lease import boottime
 from kvitto.server.tenure import PROMISE_S
@@ -75,9 +75,7 @@ def unheard_s(sock: socket.socket | None, heard_at: float) -> float:
     if sock is None:
         return 0.0
     with suppress(OSError, ValueError):  # it is closed
-        unread = select.poll()
-        unread.register(sock, select.POLLIN)
-        if unread.poll(0):
+        if readable(sock, 0.0):
             return 0.0
     return boottime() - heard_at
 

@@ -332,7 +332,7 @@ class ChannelCore(Sink):
     def publish(
         self, exchange: str, routing_key: str, flags: int, properties: bytes, body: bytes, waiter: Any = None
     ) -> Future[None] | None:
-        """Write one publish. Return what gets the outcome of its confirm, or None on a channel without confirms.
+        """Write one publish. Return the future of its confirm, or `waiter` if there is one, or None on a channel without confirms.
 
         waiter: what gets the outcome instead of a new future. It has a future's methods `done`, `set_result` and `set_exception`.
         """

@@ -67,9 +67,9 @@ class SyncChannel(Closing):
     def _send(
         self, body: bytes, routing_key: str, exchange: str, mandatory: bool, fields: Fields, receipt: Receipt[None]
     ) -> None:
-        """In the loop: publish with a confirm, at once, or in a task if it has to wait for something, such as a new connection.
+        """In the loop: publish with a confirm. A task does it if the publish has to wait for something, such as a new connection.
 
-        It is also a task while this connection has messages without confirms to send, which were published before it, and go first.
+        It also waits for all messages without confirms that were published before it on this connection.
         """
         if receipt.done():
             return

@@ -72,7 +72,7 @@ class Loop:
         self.check()
 
     def begin(self, work: Callable[[], Coroutine[Any, Any, T]]) -> Receipt[T]:
-        """Call `work` in the loop, and run the coroutine that it returns there. Return the receipt for its outcome."""
+        """Have the loop call `work` and run the coroutine that it returns. Return the receipt for the outcome of the coroutine."""
         receipt: Receipt[T] = Receipt()
         try:
             self.hand_over(partial(self._start, work, receipt), receipt)
@@ -103,12 +103,12 @@ class Loop:
         receipt: Receipt[T] = Receipt()
         try:
             self.hand_over(partial(call, receipt), receipt)
-            return receipt.wait(timeout_s)
+            outcome = receipt.wait(timeout_s)
+            self._receipts.discard(receipt)
+            return outcome
         except BaseException:
             self.drop(receipt)
             raise
-        finally:
-            self._receipts.discard(receipt)
 
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
         """Run a coroutine in the loop and return its result. After `timeout_s` it is cancelled, and TimeoutError raised."""
@@ -183,7 +183,7 @@ class Loop:
                 self.loop.call_soon_threadsafe(callback)
 
     def join(self) -> None:
-        """Wait until the thread has done its last work, and all that it had open is closed.
+        """Wait until the thread has finished its last work and closed its event loop.
 
         `Thread.join` is not used: in Python 3.11 it takes a thread that goes on for one that has ended after KeyboardInterrupt, and in a
         signal handler it may wait for the `join` that it has interrupted.

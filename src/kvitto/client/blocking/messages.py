@@ -75,7 +75,7 @@ class SyncMessage:
 
 
 def settle(loop: Loop, call: Callable[[], object]) -> None:
-    """Ack or reject a message in the loop soon. If the connection is closed, the broker has the message back."""
+    """Have the loop make a call that acks or rejects a message. If the connection is closed, the broker has the message back already."""
     try:  # noqa: SIM105 - `suppress` takes as long as the rest
         loop.hand_over(call)
     except Closed:

@@ -19,7 +19,7 @@ from kvitto.client.blocking.receipt import CLOSED, Receipt
 CLOSE_TIMEOUT_S = 5.0
 """How long a close waits until everything is sent, and for the broker's answer."""
 WAITING_MAX = 1 << 15
-"""Without confirms `publish` waits while so many messages are not handed over."""
+"""Without confirms `publish` waits while more messages than this are not sent."""
 TURN = 512
 """The number of messages that are sent before other tasks of the loop run."""
 
@@ -43,7 +43,7 @@ class Outbox:
         self._sent = 0
         """How many messages have been sent."""
         self._watched: list[tuple[int, Outcome]] = []
-        """Who waits until so many have been sent, or the rest is dropped."""
+        """Each outcome is set when this number of messages has been sent, or when those that wait are dropped."""
         self._failed: deque[Exception] = deque(maxlen=1)
         """The last error of which nobody has been told. The loop adds it, and a thread takes it out, each in one step."""
         self._given_up = False
@@ -70,13 +70,13 @@ class Outbox:
                 raise TimeoutError("the broker does not take messages; this one is still sent when it does") from None
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Wait until what has been handed over is sent. Raise the error of a message that could not be sent."""
+        """Wait until all messages that were handed over before this call have been sent. Raise the error of one that could not be sent."""
         self.wait(timeout_s)
         self._raise_failed()
         self._check()  # what another thread has given up is not sent
 
     def wait(self, timeout_s: float | None) -> None:
-        """Wait until what has been handed over is sent, or cannot be sent."""
+        """Wait until all messages that were handed over before this call have been sent or dropped."""
         try:
             self._loop.outcome(partial(self._watch, 0), timeout_s)
         except TimeoutError:
@@ -111,13 +111,13 @@ class Outbox:
             self._task = self._loop.loop.create_task(self._send())
 
     def sent(self) -> asyncio.Future[None]:
-        """Return a future that is done when all that waits now is sent or dropped."""
+        """Return a future that is done when all messages that wait now have been sent or dropped."""
         future = self._loop.loop.create_future()
         self._watch(0, future)
         return future
 
     def _watch(self, left: int, outcome: Outcome) -> None:
-        """Give the outcome when of all that waits now at most so many messages are left."""
+        """Set the outcome when at most `left` of the messages that wait now are not sent yet."""
         self.look()
         wanted = self._sent + len(self._waiting) - left
         if wanted <= self._sent:
@@ -139,7 +139,7 @@ class Outbox:
         return self._drop(), self._take_failed()
 
     def forget(self) -> None:
-        """Drop what is not sent, and the error of what could not be, because a transaction is rolled back."""
+        """Drop the messages that are not sent, and the error of one that could not be sent. A rollback does so."""
         self._drop()
         self._take_failed()
 
@@ -177,21 +177,18 @@ class Outbox:
         self._outboxes.failed.add(self)
 
     def _drop(self) -> int:
-        """Drop what waits. Return the number of messages."""
+        """Drop all messages that wait. Return their number."""
         count = sum(1 for _ in self._waiting.take())
-        watched, self._watched = self._watched, []
-        for _, outcome in watched:
-            if not outcome.done():
-                outcome.set_result(None)
+        self._tell(everybody=True)
         return count
 
-    def _tell(self) -> None:
-        """Give their outcome to all who have waited for what is sent now."""
+    def _tell(self, everybody: bool = False) -> None:
+        """Set the outcomes that have waited for what is sent now, or all of them."""
         watched, self._watched = self._watched, []
         for wanted, outcome in watched:
             if outcome.done():
                 continue
-            if wanted <= self._sent:
+            if everybody or wanted <= self._sent:
                 outcome.set_result(None)
             else:
                 self._watched.append((wanted, outcome))
@@ -202,15 +199,15 @@ class Outboxes:
 
     def __init__(self) -> None:
         self.sending: set[Outbox] = set()
-        """In the loop: those that have something to send."""
+        """In the loop: the outboxes that have something to send."""
         self.failed: set[Outbox] = set()
-        """Those with an error that nobody has been told. Adding, removing and copying are atomic."""
+        """The outboxes with an error that no caller has been told of. Adding, removing and copying are atomic."""
         self.given_up = False
         self._woken = asyncio.Event()
         self._hurried = False
 
     def ended(self, outbox: Outbox) -> None:
-        """In the loop: note that an outbox has sent everything."""
+        """In the loop: note that an outbox has nothing more to send."""
         self.sending.discard(outbox)
         self._woken.set()
 
@@ -220,7 +217,7 @@ class Outboxes:
         self._woken.set()
 
     async def sent(self) -> None:
-        """In the loop: wait until all that waits now is sent or dropped."""
+        """In the loop: wait until all messages that wait now have been sent or dropped."""
         for future in [outbox.sent() for outbox in self.sending]:
             await future
 
