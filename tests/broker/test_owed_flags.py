@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from kvitto.store import paths
-from kvitto.store.store import NOTED_PER_TURN, OWES_FLAGS, how_it_ended
+from kvitto.store.store import NOTED_PER_TURN, OWES_FLAGS, boot_fault, how_it_ended
 from tests.support.harness import BrokerHarness
 from tests.support.simdisk import PowerCut, SimDisk
 
@@ -66,6 +66,22 @@ def test_boot_says_it_until_all_is_durable(cut: BrokerHarness) -> None:
     assert OWES_FLAGS in boot(cut)
     cut.cut(Random(2), hostile=True)
     assert flags(cut) == [[True]] * QUEUES
+
+
+def test_a_power_cut_never_leaves_boot_empty(cut: BrokerHarness) -> None:
+    """While `boot` is changed it can be found as it was before or as it is then, and nothing else: D3."""
+    found: set[bytes] = set()
+
+    def look() -> None:
+        for way in range(20):
+            disk = cut.disk.survivor(Random(f"{cut.disk.operations} {way}"), hostile=way % 2 == 1)
+            assert not boot_fault(disk)
+            found.add(disk.read_file(paths.BOOT))
+
+    before = boot(cut)
+    cut.disk.watch = look
+    cut.settle_down()
+    assert found == {before, boot(cut)} and before != boot(cut)
 
 
 def test_an_end_in_order_tells_the_rest(cut: BrokerHarness) -> None:

@@ -287,6 +287,17 @@ class Store:
     def _boot(self, state: bytes = b"") -> bytes:
         return (self.disk.boot_id() or "unknown").encode().ljust(len(IN_ORDER)) + b" " + state
 
+    def _forget_owed_flags(self) -> None:
+        """Have `boot` no longer say that flags are owed, which the next sync makes durable.
+
+        The file is cut, because a power cut leaves either length of it. A new file under its name could be found empty.
+        """
+        file = self.disk.open(paths.BOOT)
+        file.truncate(len(self._boot()))
+        self._boot_owes_flags = False
+        self.commits.wrote_file(file)
+        self.commits.when_synced(lambda: self.commits.close(file))
+
     def fail(self, error: Exception) -> None:
         """Note an error that ends the broker: the directory will not be left in order."""
         self.failed = self.failed or error
@@ -478,7 +489,10 @@ class Store:
             self.copies.add(log_, path, name, done)
 
     def put_file(self, path: str, content: bytes) -> None:
-        """Write a small file, of which every reader sees all or nothing. The next sync makes it durable."""
+        """Write a small file, of which every reader sees all or nothing. The next sync makes it durable.
+
+        A power cut before that may leave its name without its content, so whoever reads the file after one has to expect that.
+        """
         file = self.disk.open(path + ".new", create=True)
         try:
             file.truncate(0)
@@ -714,9 +728,7 @@ class Store:
             self.journal.retire(commit.journal_applied)
         # All settlement logs say durably which messages may have been delivered. So `boot` need not say it any more.
         if commit.notes_flags:
-            with suppress(StoreFull):
-                self.put_file(paths.BOOT, self._boot())
-                self._boot_owes_flags = False
+            self._forget_owed_flags()
         if fresh:
             # A start takes a file that is missing for one that never was, unless the inventory names it. So the first commit of a file
             # promises nothing before the next sync, which has the inventory.
