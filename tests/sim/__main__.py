@@ -25,6 +25,7 @@ WANTED = {
     "bitflip": 10_000,
     "eio": 1_500,
     "enospc": 200,
+    "prefix": 20_000,
     "replica": 20_000,
     "backup": 2_000,
     "standby": 20_000,

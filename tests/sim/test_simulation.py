@@ -23,6 +23,7 @@ from kvitto.store.recovery import Recovery
 from kvitto.store.segment import Segment
 from kvitto.store.store import OF_BACKUP, Store
 from kvitto.store.taking import Taking
+from tests.sim.__main__ import WANTED
 from tests.sim.kinds import KINDS
 from tests.sim.world import SimulatedRun, small_world
 from tests.support.recording import RecordingDisk
@@ -236,3 +237,7 @@ def test_a_broker_that_does_not_do_what_is_set_is_found_out(
     """Q, A16, D2: who is served and for how long, and what policies and imports bring."""
     replace(monkeypatch, where, name, broken)
     assert any(KINDS[kind](seed, 0.003).findings for seed in range(LIVES))
+
+
+def test_a_full_run_has_a_goal_for_each_kind() -> None:
+    assert WANTED.keys() == KINDS.keys()

@@ -55,12 +55,10 @@ Read = Callable[[int, int], bytes]
 class Ending:
     """How the last owner left the directory.
 
-    `in_order`: it had stopped in order. `intact`: that, or since it stopped in order there were only starts that were cut short; the end of
-    a file that is torn is damage then. `power_cut`: the machine has been started since, so that unsynced writes may be lost.
+    `in_order`: it had stopped in order. `power_cut`: the machine has been started since, so that unsynced writes may be lost.
     """
 
     in_order: bool
-    intact: bool
     power_cut: bool
     of_backup: bool = False
     """The directory is a backup that no broker has started on. All its files are complete, as they were while a broker ran."""
@@ -165,7 +163,7 @@ def segment_end(
     the queue says that it had been synced (`says_synced`). A commit syncs all segments of a queue or none, so all batches of this one had
     been synced too, and none of them is torn. The footer may be, since it is written behind that sync.
     """
-    synced, words, was_complete = known.size if known else 0, "", ending.intact or owed
+    synced, words, was_complete = known.size if known else 0, "", ending.in_order or ending.of_backup or owed
     try:
         segment.scan(data, was_complete, ending.power_cut and not is_followed, synced)
     except DamagedSegment as damage:

@@ -43,7 +43,6 @@ IN_ORDER = b"in order"
 """The content of `boot` before the first owner. Any content of this length means an end in order: cutting a file takes no room."""
 OF_BACKUP = b"backup\n"
 """The content of `boot` in a backup of a running broker."""
-STARTING = b"starting"
 OWES_FLAGS = b"flags"
 """In `boot`: it is not yet noted everywhere which messages may have been delivered before the last power cut or damage."""
 UNKNOWN_BOOT = b"unknown"
@@ -117,13 +116,11 @@ def how_it_ended(disk: Disk) -> Ending:
     """Find out how the last owner left the directory. If no file tells, assume a power cut."""
     text = disk.read_file(paths.BOOT) if disk.exists(paths.BOOT) else b""
     if len(text) == len(IN_ORDER) or (not text and format_of(disk) != FORMAT):
-        return Ending(True, True, False)
+        return Ending(True, False)
     if text.startswith(OF_BACKUP):
-        return Ending(False, True, False, True, OWES_FLAGS in text)
+        return Ending(False, False, True, OWES_FLAGS in text)
     left = text.split()
-    return Ending(
-        False, STARTING in left, not left or left[0] != disk.boot_id().encode(), owes_flags=OWES_FLAGS in left
-    )
+    return Ending(False, not left or left[0] != disk.boot_id().encode(), owes_flags=OWES_FLAGS in left)
 
 
 def boot_fault(disk: Disk) -> str:
@@ -181,7 +178,7 @@ class Store:
         self._undefined: list[tuple[Callable[[], None], bool]] = []
         self.pressed = False
         """Whether so much is unsynced that large batches have to wait until the next sync begins (server/pacing.py)."""
-        self.ending = Ending(True, True, False)
+        self.ending = Ending(True, False)
         """How the last owner left the directory."""
         self.counted = counted if counted is not None else {}
         """What a start has not taken yet of these segments."""
@@ -254,7 +251,7 @@ class Store:
             )
         found = self.definitions.load(self.ending.in_order, self._keep_orphans, known.size if known else 0)
         if self.ending.in_order:
-            self._write_boot(STARTING)
+            self._write_boot()  # from here on this start may append to files, and their ends may be torn
         elif self.ending.of_backup:
             # If this start is cut short, what the journal brings may be torn, and the settlement logs do not say yet which messages may
             # have been delivered.

@@ -166,6 +166,7 @@ def at_line(number: int, call: Callable[[], object], action: Callable[[], object
         pass
     finally:
         sys.settrace(before)
+        seen.clear()  # a frame that is kept would keep what the call has used
     return count >= number
 
 
@@ -181,6 +182,20 @@ def rolled_back(channel: SyncChannel) -> None:
         raise LookupError
 
 
+def transact(channel: SyncChannel) -> None:
+    """Publish two messages in a transaction."""
+    with channel.transaction():
+        channel.publish(b"half", "q", timeout_s=LIMIT_S)
+        channel.publish(b"half", "q", timeout_s=LIMIT_S)
+
+
+def fail_to_transact(channel: SyncChannel) -> None:
+    """Publish a message in a transaction, and another one that cannot be sent."""
+    with suppress(ValueError), channel.transaction():
+        channel.publish(b"half", "q", timeout_s=LIMIT_S)
+        channel.publish(b"half", "k" * 300, timeout_s=LIMIT_S)
+
+
 CALLS: dict[str, tuple[bool, Callable[[SyncChannel], object]]] = {
     "publish": (True, lambda channel: channel.publish(b"x", "q", timeout_s=LIMIT_S)),
     "publish without confirms": (False, lambda channel: channel.publish(b"x", "q", timeout_s=LIMIT_S)),
@@ -190,6 +205,7 @@ CALLS: dict[str, tuple[bool, Callable[[SyncChannel], object]]] = {
     "queue behind messages": (False, lambda channel: (channel.publish(b"x", "q"), channel.queue("q", durable=True))),
     "commit_stages with a limit": (True, lambda channel: channel.commit_stages("w", 1, [], timeout_s=LIMIT_S)),
     "get and ack": (True, lambda channel: take(channel.queue("q", durable=True))),
+    "transaction": (False, transact),
 }
 """For each kind of call whether it needs a channel with confirms, and the call."""
 
@@ -224,7 +240,7 @@ def test_a_signal_at_any_line_leaves_the_connection_usable(
         number, reached = 1, True
         channel = plain = connection.channel(confirms=confirms)
         while reached:
-            if confirms or inside == "close of a channel":
+            if confirms or kind == "transaction" or inside == "close of a channel":
                 plain = connection.channel(confirms=False)
             handle = partial(INSIDE[inside], sure, plain)
             reached = at_line(number, lambda: call(channel), handle)
@@ -378,6 +394,52 @@ def test_a_transaction_has_all_that_was_published_in_it(kvitto_broker: kvitto.Br
         with channel.transaction():
             channel.publish(b"x", "q")
         assert queue.purge() == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*was never awaited", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("fails", [False, True], ids=["committed", "rolled back"])
+def test_a_transaction_that_is_interrupted_at_any_line_is_whole(kvitto_broker: kvitto.Broker, fails: bool) -> None:
+    with (
+        kvitto.connect_sync(kvitto_broker.url) as connection,
+        connection.channel(confirms=False) as channel,
+        connection.channel() as other,
+    ):
+        queue = other.queue("q", durable=True)
+        number, reached = 1, True
+        while reached:
+            reached = at_line(number, lambda: fail_to_transact(channel) if fails else transact(channel), interrupt)
+            assert queue.purge() in ((0,) if fails else (0, 2)), number
+            transact(channel)  # it is not refused, and it has nothing of the one before
+            assert queue.purge() == 2, number
+            number += 1
+        assert number > 20
+        assert not connection._outboxes.failed
+    gc.collect()
+
+
+def test_a_transaction_in_a_transaction_is_refused_and_leaves_it_alone(kvitto_broker: kvitto.Broker) -> None:
+    with (
+        kvitto.connect_sync(kvitto_broker.url) as connection,
+        connection.channel(confirms=False) as channel,
+        connection.channel() as other,
+    ):
+        queue = other.queue("q", durable=True)
+        with channel.transaction():
+            channel.publish(b"x", "q")
+            with pytest.raises(kvitto.client.AMQPError, match="under way"), channel.transaction():
+                pass
+            for _ in range(4 * TURN):
+                channel.publish(b"x", "q")
+            with pytest.raises(kvitto.client.AMQPError, match="under way"), channel.transaction():
+                pass
+            channel.publish(b"x", "q")
+        assert queue.purge() == 4 * TURN + 2
+        other.publish(b"x", "q")
+        with pytest.raises(kvitto.client.AMQPError, match="has confirms"), other.transaction():
+            pass
+        channel.transaction()  # which nobody begins
+        transact(channel)
+        assert queue.purge() == 3
 
 
 def test_a_thread_that_forks_in_a_signal_handler_waits_no_more_in_the_child() -> None:

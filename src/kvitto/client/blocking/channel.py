@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Coroutine, Iterable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
@@ -22,6 +21,7 @@ from kvitto.client.blocking.outbox import CLOSE_TIMEOUT_S, Closing, Outbox, Outb
 from kvitto.client.blocking.queue import SyncExchange, SyncQueue
 from kvitto.client.blocking.receipt import Receipt
 from kvitto.client.blocking.stream import Stream
+from kvitto.client.blocking.transaction import Life, SyncTransaction
 from kvitto.wire.tables import Table
 
 T = TypeVar("T")
@@ -39,6 +39,8 @@ class SyncChannel(Closing):
         self._channel = channel
         self._outbox = Outbox(loop, channel, outboxes)
         self._outboxes = outboxes
+        self._transaction: Life | None = None
+        """In the loop: the last one that has begun."""
 
     def publish(
         self,
@@ -120,8 +122,12 @@ class SyncChannel(Closing):
         The iterable is read in this thread, some thousand messages ahead of the confirms.
         """
 
-        def publish(chunk: Iterable[bytes | Message]) -> Coroutine[Any, Any, int]:
-            return self._channel.publish_many(chunk, routing_key, exchange=exchange, mandatory=mandatory, **fields)
+        async def publish(chunk: Iterable[bytes | Message]) -> int:
+            if self._channel.confirms:
+                await self._outboxes.sent()
+            return await self._channel.publish_many(
+                chunk, routing_key, exchange=exchange, mandatory=mandatory, **fields
+            )
 
         if self._outbox.waiting:
             self._outbox.flush()
@@ -179,23 +185,9 @@ class SyncChannel(Closing):
         """Return a caller, see `Channel.rpc`: `with channel.rpc() as rpc: answer = rpc.call(b"question", "queue")`."""
         return SyncRPC(self, self._channel.rpc(resend=resend))
 
-    @contextlib.contextmanager
-    def transaction(self) -> Iterator[None]:
+    def transaction(self) -> SyncTransaction:
         """`with channel.transaction():`, see `Channel.transaction`. Use the channel from one thread meanwhile."""
-        transaction = self._channel.transaction()
-        self.run(transaction.__aenter__())
-        try:
-            yield
-            self._outbox.flush()  # nothing is committed if a message could not be sent
-        except BaseException as error:
-            if not self._loop.ended:
-                self._loop.run(self._roll_back(transaction, error))
-            raise
-        self._loop.run(transaction.__aexit__(None, None, None))
-
-    async def _roll_back(self, transaction: AbstractAsyncContextManager[None], error: BaseException) -> None:
-        self._outbox.forget()
-        await transaction.__aexit__(type(error), error, error.__traceback__)
+        return SyncTransaction(self)
 
     def stage(self, writer: str, batch: int, *, task: str = "1", commit: bool = True) -> SyncStage:
         """Return a stage, see `Channel.stage`: `with channel.stage("import", 7) as stage:`."""

@@ -32,13 +32,14 @@ def _close_open() -> None:
     All are closed at the same time, so the limits hold for all together.
     """
     connections = list(_open)
-    for connection in connections:
-        connection.begin_closing()
     try:
+        for connection in connections:
+            connection.begin_closing()
         for connection in connections:
             connection.wait_closed()
     except KeyboardInterrupt:
         for connection in connections:
+            connection.begin_closing()
             connection.hurry()
         for connection in connections:
             connection.wait_closed()
@@ -127,6 +128,8 @@ class SyncConnection(Closing):
             self.begin_closing()
             self.hurry()
             self.wait_closed()
+            if self.unsent is not None:  # the caller gets the interrupt
+                log.warning("%s", self.unsent)
             raise
         return self.unsent if first else None
 

@@ -37,9 +37,21 @@ class Handed(Generic[T]):
             self._ask()
             self._asked = looks
 
+    def withdraw(self, item: T) -> bool:
+        """Remove an item, in any thread. Return False if the loop has taken it."""
+        try:
+            self._items.remove(item)
+        except ValueError:
+            return False
+        return True
+
     def take(self, most: int | None = None) -> Iterator[T]:
         """In the loop: take out the items that are there now, at most so many."""
         self._looks += 1  # first: an item that is added from now on asks the loop again
         here = len(self._items)
         for _ in range(here if most is None else min(here, most)):
-            yield self._items.popleft()
+            try:
+                item = self._items.popleft()
+            except IndexError:  # a thread has withdrawn one meanwhile
+                return
+            yield item

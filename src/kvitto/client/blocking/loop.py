@@ -204,9 +204,9 @@ class Loop:
         finally:  # which sys.exit() in a callback comes to at once
             self._ending = True
             try:
-                self.loop.run_until_complete(_end_tasks())
+                with contextlib.closing(self.loop):
+                    self.loop.run_until_complete(_end_tasks())
             finally:
-                self.loop.close()
                 self._done = True  # before the receipts are looked at: `join` looks the other way round
                 for receipt in list(self._receipts):
                     receipt.set_exception(Closed(CLOSED))

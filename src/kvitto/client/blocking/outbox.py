@@ -56,18 +56,23 @@ class Outbox:
         return len(self._waiting) > 0
 
     def put(self, item: Item, timeout_s: float | None) -> None:
-        """Hand over a message. Raise the error of an earlier one that could not be sent."""
+        """Hand over a message. Raise the error of an earlier one that could not be sent, and Closed if this one is not sent and the close
+        does not count it."""
         self._loop.check()
         self._check()
         if self._failed:
             self._raise_failed()
-        self._waiting.add(item)
-        self._check()  # again: `give_up` may not have seen the message
-        if len(self._waiting) > WAITING_MAX and not self._loop.inside:
-            try:
+        try:
+            self._waiting.add(item)
+            self._check()  # again: `give_up` may not have seen the message
+            if len(self._waiting) > WAITING_MAX and not self._loop.inside:
                 self._loop.outcome(partial(self._watch, WAITING_MAX // 2), timeout_s)
-            except TimeoutError:
-                raise TimeoutError("the broker does not take messages; this one is still sent when it does") from None
+        except TimeoutError:
+            raise TimeoutError("the broker does not take messages; this one is still sent when it does") from None
+        except Closed:
+            if self._waiting.withdraw(item):
+                raise
+            # The loop has taken it: it is sent, or is among those that the close counts. Whoever published it again would have it twice.
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until all messages that were handed over before this call have been sent. Raise the error of one that could not be sent."""
@@ -123,6 +128,9 @@ class Outbox:
         if wanted <= self._sent:
             outcome.set_result(None)
         else:
+            self._watched = [
+                watched for watched in self._watched if not watched[1].done()
+            ]  # some have waited long enough
             self._watched.append((wanted, outcome))
 
     async def finish(self, timeout_s: float) -> Exception | None:

@@ -21,7 +21,7 @@ NEAR = 1 << 20
 """An unverified batch is believed to begin at most this many offsets behind the one before it."""
 
 
-ARCHIVED = Ending(True, True, False)
+ARCHIVED = Ending(True, False)
 """Files in an archive were complete and durable before they came there, however the owner ended."""
 
 

@@ -1,0 +1,68 @@
+"""A start is killed, and the power goes during the next one: what they were writing is not taken for damage (D3)."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from kvitto.store.repair.survey import Survey
+from tests.support.clock import ManualClock
+from tests.support.harness import BrokerHarness
+from tests.support.simdisk import PowerCut, SimDisk
+
+WAYS = 5
+EXPIRED = 3
+
+
+@pytest.fixture
+def left() -> BrokerHarness:
+    """A directory that was left in order. Since then messages have expired that go to a queue with a message."""
+    harness = BrokerHarness()
+    harness.declare("dead")
+    harness.publish("dead", b"confirmed")
+    harness.declare("q", x_message_ttl=1000, x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
+    for _ in range(EXPIRED):
+        harness.publish("q", bytes(100))
+    harness.settle_down()
+    harness.broker.finish()
+    harness.store.shut()
+    harness.disk = harness.disk.kill()
+    harness.clock.advance(10.0)
+    return harness
+
+
+def operations(disk: SimDisk, clock: ManualClock) -> list[tuple[int, str]]:
+    """The numbers and names of the operations of a start on a copy of the disk."""
+    copy = disk.copy()
+    copy.trace = []
+    BrokerHarness(copy, clock)
+    return list(enumerate(copy.trace, disk.operations + 1))
+
+
+def cut_short(disk: SimDisk, at: int, clock: ManualClock) -> SimDisk:
+    """A copy of the disk on which a start has ended at this operation."""
+    copy = disk.copy()
+    copy.cut_at = at
+    with pytest.raises(PowerCut):
+        BrokerHarness(copy, clock)
+    return copy
+
+
+def test_what_a_start_was_writing_is_no_damage(left: BrokerHarness) -> None:
+    """The first start writes dead letters to the journal. The second one brings them from there into their queue."""
+    first, brought = operations(left.disk, left.clock), 0
+    written = next(at for at, name in first if name.startswith("write journal/"))
+    for killed_at in range(written, first[-1][0] + 1):
+        killed = cut_short(left.disk, killed_at, left.clock).kill()
+        for at, name in operations(killed, left.clock):
+            disk = cut_short(killed, at, left.clock)
+            brought += name.startswith("write queues/") and ".log " in name
+            for way in range(WAYS):
+                found = disk.survivor(Random(f"{killed_at} {at} {way}"), hostile=way % 2 == 1) if way else disk.kill()
+                assert not Survey(found.copy()).findings, (killed_at, at, way)
+                harness = BrokerHarness(found, left.clock)
+                assert not harness.store.alarms, (killed_at, at, way)
+                harness.settle_down()
+                assert harness.drain("dead") == [b"confirmed"] + [bytes(100)] * EXPIRED, (killed_at, at, way)
+    assert brought
