@@ -25,6 +25,8 @@ from tests.support import stored
 from tests.support.simdisk import FillingDisk, SimDisk
 
 CUTS = 3
+NEVER = 1 << 60
+"""A disk that is full from this operation on never is."""
 TICK_MS = 2000
 LONGEST = WAIT_MAX_MS // TICK_MS + 5
 """So many ticks after a failed attempt the next one has been made: one look finds that it has failed, and others find what else waits."""
@@ -136,9 +138,11 @@ def enospc(seed: int, part: float = 1.0) -> Result:
     rng = Random(f"{seed} enospc")
     start, length = rng.randint(90, whole.disk.operations), rng.choice((1, 3, 10, 40, 100))
     with small_world(seed), finding(result, f"full from operation {start} on, {length} long"):
-        world = SimulatedRun(seed, FillingDisk(start, length))
+        disk = FillingDisk(NEVER, length)
+        world = SimulatedRun(seed, disk)
         world.start()
         probe = Probe(world)
+        disk.start = max(start, disk.operations + 1)
         world.actor.while_full = probe.ack
         world.play(ends=0)
         recover(world, length)
