@@ -17,7 +17,7 @@ from kvitto.cluster.handshake import Refused
 from kvitto.cluster.link import Behind
 from kvitto.cluster.promotion import promote
 from kvitto.cluster.records import Kind, StreamError, two_paths
-from kvitto.cluster.state import HISTORY_KEPT, new_entry, new_id
+from kvitto.cluster.state import HISTORY_KEPT, new_entry, new_id, read_following
 from kvitto.format.layouts import FILE_HEAD
 from kvitto.store import paths
 from kvitto.store.disk import Disk, File
@@ -384,6 +384,24 @@ def test_a_batch_in_parts_is_verified_when_it_is_synced(monkeypatch: pytest.Monk
 
 
 # -- its disk ------------------------------------------------------------------------------------------------------
+
+
+def test_wherever_the_disk_is_full_it_is_not_complete_before_its_file_says_so() -> None:
+    whole = following()
+    for at in range(1, whole.disk.operations + 1):
+        disk = SimDisk(1000)
+        disk.fail_at[at] = StoreFull("no room")
+        try:
+            pair = Pair(Leading(whole.leading.inner.copy().kill()), disk)
+        except StoreFull:
+            continue
+        with suppress(StoreFull):
+            pair.pump()
+        found = read_following(disk.copy().kill())
+        assert not pair.follower.following.complete or (found is not None and found.complete), at
+        pair.connect()
+        pair.pump()
+        assert pair.own == pair.theirs, at
 
 
 def test_a_full_disk_stops_it_and_room_lets_it_go_on() -> None:

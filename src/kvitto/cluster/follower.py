@@ -173,8 +173,7 @@ class Follower:
     def begin(self) -> bytes:
         """Begin a connection. Return the bytes to send first."""
         if self.damage:
-            self.following = replace(self.following, damage=self.damage)
-            write_following(self.disk, self.following)
+            self._note(replace(self.following, damage=self.damage))
             self.damage = ""
             self._forget()
         if self.copying:
@@ -265,8 +264,7 @@ class Follower:
         """Go on where the stream of the old leader ended, with one that followed it, and leads now. What it has is what this one has."""
         write_history(self.disk, self._leaders)
         self.history = self._leaders
-        self.following = Following(self.where, True, session, self.following.member)
-        write_following(self.disk, self.following)
+        self._note(Following(self.where, True, session, self.following.member))
         self.session = self._session = session
 
     def settle(self) -> None:
@@ -573,8 +571,7 @@ class Follower:
         own = {path: self._size(path) for path, directory in found if not directory}
         gone = [path for path in own if path not in files]
         self._refuse_to_empty(sum(own[path] for path in gone), sum(own.values()))
-        self.following = Following(self.where, False, self.following.session, self.following.member)
-        write_following(self.disk, self.following)
+        self._note(Following(self.where, False, self.following.session, self.following.member))
         forget_boot(self.disk)
         if self._leaders != self.history:
             write_history(self.disk, self._leaders)
@@ -716,8 +713,7 @@ class Follower:
                 self._close_some()
         self._sync_aside()
         self._sync_all(self.disk, (), ["", *self.tree.directories()])
-        self.following = Following(self.where, True, self._session, self.following.member)
-        write_following(self.disk, self.following)
+        self._note(Following(self.where, True, self._session, self.following.member))
         self.session, self.copying = self._session, False
         self.synced, self._dirty, self._changed = self.place, {}, {}
         self._counting.begin(self.nodes.values(), self.clock.monotonic_ms())
@@ -725,6 +721,11 @@ class Follower:
         self._aside = ""
         self._drop_replaced()
         self.tell(f"following {self.where}{moved}")
+
+    def _note(self, following: Following) -> None:
+        """Write what the directory is. It is that only when the file says so, which a full disk may prevent."""
+        write_following(self.disk, following)
+        self.following = following
 
     @property
     def epoch(self) -> int:
