@@ -1,4 +1,4 @@
-"""A start is killed, and the power goes during the next one: what they were writing is not taken for damage (D3)."""
+"""A start is killed, and the power goes during the next one: what they were writing is not taken for damage, and damage is (D3)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from random import Random
 
 import pytest
 
+from kvitto.store import paths
 from kvitto.store.repair.survey import Survey
 from tests.support.clock import ManualClock
 from tests.support.harness import BrokerHarness
+from tests.support.older import without_inventory
 from tests.support.simdisk import PowerCut, SimDisk
 
 WAYS = 5
@@ -66,3 +68,25 @@ def test_what_a_start_was_writing_is_no_damage(left: BrokerHarness) -> None:
                 harness.settle_down()
                 assert harness.drain("dead") == [b"confirmed"] + [bytes(100)] * EXPIRED, (killed_at, at, way)
     assert brought
+
+
+@pytest.mark.parametrize("older", [False, True], ids=["with an inventory", "without"])
+@pytest.mark.parametrize("power", [False, True], ids=["kill", "power cut"])
+def test_damage_is_found_behind_a_start_that_was_cut_short(left: BrokerHarness, older: bool, power: bool) -> None:
+    """The end of a segment is lost before or behind that start. It had been confirmed, whether or not an inventory says so."""
+    if older:
+        without_inventory(left.disk)
+    path = next(
+        path for path, content in left.disk.files().items() if b"confirmed" in content and path.endswith(".log")
+    )
+    silent = []
+    for at, _ in operations(left.disk, left.clock):
+        disk = cut_short(left.disk, at, left.clock)
+        found = disk.survivor(Random(at)) if power else disk.kill()
+        if found.files().get(paths.BOOT) == left.disk.files()[paths.BOOT]:
+            continue  # it has done nothing yet
+        file = found.open(path)
+        file.truncate(file.size() - 1)
+        if not BrokerHarness(found, left.clock).store.alarms:
+            silent.append(at)
+    assert not silent

@@ -64,6 +64,9 @@ class Ending:
     """The directory is a backup that no broker has started on. All its files are complete, as they were while a broker ran."""
     owes_flags: bool = False
     """After the last power cut or damage not all settlement logs had been told which messages may have been delivered."""
+    upgrading: bool = False
+    """The directory has no inventory, and since it was left in order there were only starts that were to make one. Nothing but the end of
+    each file tells whether it is whole, so a torn end is damage, although it may be what such a start was writing."""
     synced: bool = False
     """All files in the directory are synced, because this process has been a follower until now, and has synced them itself."""
 
@@ -163,7 +166,8 @@ def segment_end(
     the queue says that it had been synced (`says_synced`). A commit syncs all segments of a queue or none, so all batches of this one had
     been synced too, and none of them is torn. The footer may be, since it is written behind that sync.
     """
-    synced, words, was_complete = known.size if known else 0, "", ending.in_order or ending.of_backup or owed
+    synced, words = known.size if known else 0, ""
+    was_complete = ending.in_order or ending.of_backup or ending.upgrading or owed
     try:
         segment.scan(data, was_complete, ending.power_cut and not is_followed, synced)
     except DamagedSegment as damage:

@@ -43,6 +43,8 @@ IN_ORDER = b"in order"
 """The content of `boot` before the first owner. Any content of this length means an end in order: cutting a file takes no room."""
 OF_BACKUP = b"backup\n"
 """The content of `boot` in a backup of a running broker."""
+UPGRADING = b"upgrading"
+"""In `boot`: the directory was left in order, and its first start with an inventory has not ended yet."""
 OWES_FLAGS = b"flags"
 """In `boot`: it is not yet noted everywhere which messages may have been delivered before the last power cut or damage."""
 UNKNOWN_BOOT = b"unknown"
@@ -120,7 +122,8 @@ def how_it_ended(disk: Disk) -> Ending:
     if text.startswith(OF_BACKUP):
         return Ending(False, False, True, OWES_FLAGS in text)
     left = text.split()
-    return Ending(False, not left or left[0] != disk.boot_id().encode(), owes_flags=OWES_FLAGS in left)
+    power_cut = not left or left[0] != disk.boot_id().encode()
+    return Ending(False, power_cut, owes_flags=OWES_FLAGS in left, upgrading=UPGRADING in left)
 
 
 def boot_fault(disk: Disk) -> str:
@@ -251,7 +254,8 @@ class Store:
             )
         found = self.definitions.load(self.ending.in_order, self._keep_orphans, known.size if known else 0)
         if self.ending.in_order:
-            self._write_boot()  # from here on this start may append to files, and their ends may be torn
+            # From here on this start may append to files, so that their ends may be torn.
+            self._write_boot(UPGRADING if self.upgrading else b"")
         elif self.ending.of_backup:
             # If this start is cut short, what the journal brings may be torn, and the settlement logs do not say yet which messages may
             # have been delivered.
@@ -270,11 +274,11 @@ class Store:
         self.inventory.forget_unclaimed()
         self.inventory.file.sync()
         self.counted = {}
-        self._boot_owes_flags = bool(self.owed_flags)
-        self._write_boot(OWES_FLAGS if self.owed_flags else b"")
-        if self.upgrading:
+        if self.upgrading:  # first: until the inventory counts, `boot` has to say that it does not
             replace_small(self.disk, paths.FORMAT, FORMAT)
             self.upgrading = False
+        self._boot_owes_flags = bool(self.owed_flags)
+        self._write_boot(OWES_FLAGS if self.owed_flags else b"")
         self.make_room(False)
 
     def _write_boot(self, state: bytes = b"") -> None:

@@ -274,27 +274,43 @@ class Channel:
         A channel has either confirms or transactions: use one on which nothing was published with confirms. Raises
         ConnectionLost if the connection is lost before the end; if that happens during the commit, its effect is unknown.
         """
+        port = await self.begin_transaction()
+        try:
+            yield
+        except BaseException:
+            if (done := self.roll_back(port)) is not None:
+                await done
+            raise
+        await self.commit(port)
+
+    async def begin_transaction(self) -> Port:
+        """Begin a transaction, and return the port that it is on. Internal: use `transaction`."""
+        port = await self.port()
         if self._in_transaction:
             raise AMQPError("a transaction is under way on this channel; one channel has one at a time")
-        port = await self.port()
         if port.core.confirms:
             raise AMQPError("this channel has confirms; open another one for transactions")
         self._in_transaction = True
-        try:
-            if self._transacted is not port:
+        if self._transacted is not port:
+            try:
                 self._transacted = port
                 port.core.combine = False
                 await port.call(m.TxSelect(), m.TxSelectOk)
-            try:
-                yield
             except BaseException:
-                if port.shut is None:
-                    await port.call(m.TxRollback(), m.TxRollbackOk)
+                self._in_transaction = False
                 raise
-            self._check_transaction(port)
-            await port.call(m.TxCommit(), m.TxCommitOk)
-        finally:
-            self._in_transaction = False
+        return port
+
+    def commit(self, port: Port) -> asyncio.Future[m.TxCommitOk]:
+        """Commit the transaction that is on this port. Return the future of the answer."""
+        self._in_transaction = False  # at once: what is published from now on would be behind the commit
+        self._check_transaction(port)
+        return port.call(m.TxCommit(), m.TxCommitOk)
+
+    def roll_back(self, port: Port) -> asyncio.Future[m.TxRollbackOk] | None:
+        """Roll back the transaction that is on this port. Return the future of the answer, None if the channel has ended."""
+        self._in_transaction = False
+        return port.call(m.TxRollback(), m.TxRollbackOk) if port.shut is None else None
 
     # --- stages, which only Kvitto has
 

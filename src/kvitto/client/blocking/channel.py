@@ -21,7 +21,7 @@ from kvitto.client.blocking.outbox import CLOSE_TIMEOUT_S, Closing, Outbox, Outb
 from kvitto.client.blocking.queue import SyncExchange, SyncQueue
 from kvitto.client.blocking.receipt import Receipt
 from kvitto.client.blocking.stream import Stream
-from kvitto.client.blocking.transaction import Life, SyncTransaction
+from kvitto.client.blocking.transaction import SyncTransaction
 from kvitto.wire.tables import Table
 
 T = TypeVar("T")
@@ -39,8 +39,6 @@ class SyncChannel(Closing):
         self._channel = channel
         self._outbox = Outbox(loop, channel, outboxes)
         self._outboxes = outboxes
-        self._transaction: Life | None = None
-        """In the loop: the last one that has begun."""
 
     def publish(
         self,

@@ -18,10 +18,13 @@ from typing import Any, TypeVar
 
 from kvitto.client import disown
 from kvitto.client.aio.errors import Closed
+from kvitto.client.aio.link import forget
 from kvitto.client.blocking.handed import Handed
 from kvitto.client.blocking.receipt import CLOSED, Receipt
 
 T = TypeVar("T")
+END_S = 0.5
+"""At the end a task that goes on after it was cancelled is cancelled again after this time."""
 
 
 class Loop:
@@ -236,7 +239,10 @@ async def _end_tasks() -> None:
     while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.wait(tasks, timeout=END_S)  # one may wait for another answer now, such as that to a rollback
+        for task in tasks:
+            if task.done():
+                forget(task)
 
 
 async def _limited(work: Coroutine[Any, Any, T], timeout_s: float) -> T:

@@ -56,8 +56,11 @@ class Outbox:
         return len(self._waiting) > 0
 
     def put(self, item: Item, timeout_s: float | None) -> None:
-        """Hand over a message. Raise the error of an earlier one that could not be sent, and Closed if this one is not sent and the close
-        does not count it."""
+        """Hand over a message. Raise the error of an earlier one that could not be sent.
+
+        If it is closed meanwhile, a message that the loop has not taken comes back, and Closed is raised. Any other one has been sent, or
+        is among those that the close counts: whoever published it again would have it twice.
+        """
         self._loop.check()
         self._check()
         if self._failed:
@@ -72,7 +75,6 @@ class Outbox:
         except Closed:
             if self._waiting.withdraw(item):
                 raise
-            # The loop has taken it: it is sent, or is among those that the close counts. Whoever published it again would have it twice.
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until all messages that were handed over before this call have been sent. Raise the error of one that could not be sent."""
@@ -108,10 +110,8 @@ class Outbox:
     # -- in the loop -----------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Begin to send if something waits and nothing is being sent."""
-        if self._given_up:
-            self._drop()
-        elif self._waiting and self._task is None:
+        """Begin to send if something waits and nothing is being sent. Nothing is taken behind a close, which has counted what was there."""
+        if self._waiting and self._task is None and not self._closed:
             self._outboxes.sending.add(self)
             self._task = self._loop.loop.create_task(self._send())
 
@@ -125,13 +125,17 @@ class Outbox:
         """Set the outcome when at most `left` of the messages that wait now are not sent yet."""
         self.look()
         wanted = self._sent + len(self._waiting) - left
-        if wanted <= self._sent:
+        if wanted <= self._sent or self._closed:
             outcome.set_result(None)
         else:
-            self._watched = [
-                watched for watched in self._watched if not watched[1].done()
-            ]  # some have waited long enough
-            self._watched.append((wanted, outcome))
+            waiting = [watched for watched in self._watched if not watched[1].done()]  # the others have timed out
+            self._watched = [*waiting, (wanted, outcome)]
+
+    async def finished(self) -> None:
+        """Do in the loop what `flush` does in a thread."""
+        await self.sent()
+        self._raise_failed()
+        self._check()
 
     async def finish(self, timeout_s: float) -> Exception | None:
         """Wait until all that waits now is sent, at most so long, and drop the rest. Return the error of what was not sent."""
@@ -158,6 +162,8 @@ class Outbox:
         try:
             while self._waiting:
                 core = await self._channel.clear()
+                if self._closed:
+                    return
                 for item in self._waiting.take(TURN):
                     sending += 1
                     try:
@@ -176,9 +182,14 @@ class Outbox:
             raise
         finally:
             self._task = None
-            if failed is not None and self._drop() + sending and not self._given_up:
+            if failed is not None and not self._closed and self._drop() + sending:
                 self._fail(failed)
             self._outboxes.ended(self)
+
+    @property
+    def _closed(self) -> bool:
+        """Whether a close has counted what waited."""
+        return self._given_up or self._outboxes.closed
 
     def _fail(self, error: Exception) -> None:
         self._failed.append(error)
@@ -211,6 +222,9 @@ class Outboxes:
         self.failed: set[Outbox] = set()
         """The outboxes with an error that no caller has been told of. Adding, removing and copying are atomic."""
         self.given_up = False
+        """Whether threads may hand over no more."""
+        self.closed = False
+        """In the loop: whether what waited has been counted."""
         self._woken = asyncio.Event()
         self._hurried = False
 
@@ -241,6 +255,7 @@ class Outboxes:
         """In the loop: drop what is not sent. Return the error of it."""
         self.given_up = True  # what is handed over from now on is refused
         await asyncio.sleep(0)  # meanwhile the loop looks at what was handed over before
+        self.closed = True
         return not_sent([outbox.give_up() for outbox in self.sending | self.failed])
 
 

@@ -1,120 +1,106 @@
-"""A transaction for threads. One task of the loop has it from its beginning to its end.
+"""A transaction for threads.
 
-The thread that uses it may be interrupted at any place. Whatever place that is, the task is told to roll back, or has been told how to end.
+An interrupt (KeyboardInterrupt) may come at any place of the thread that uses it. Then the transaction is rolled back, or, during the
+commit, it is committed or rolled back, and the thread does not wait to learn which.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+from contextlib import ContextDecorator
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from kvitto.client.aio.errors import Closed
+from kvitto.client.aio.link import Port, forget
 
 if TYPE_CHECKING:
+    import asyncio
+
     from kvitto.client.blocking.channel import SyncChannel
+    from kvitto.wire.methods import TxRollbackOk
 
 
-class SyncTransaction:
-    """`with channel.transaction():`, see `Channel.transaction`."""
+class SyncTransaction(ContextDecorator):
+    """`with channel.transaction():`, see `Channel.transaction`. It is used once."""
+
+    _port: Port | None = None
+    """In the loop: where the transaction is under way, None before it has begun and when it has ended."""
+    _entered = _given_up = False
 
     def __init__(self, channel: SyncChannel) -> None:
         self._channel = channel
         self._loop = channel._loop
         self._outbox = channel._outbox
-        self._life = Life(channel)
+
+    # -- in a thread of the program --------------------------------------------------------------------------
+
+    def _recreate_cm(self) -> SyncTransaction:
+        return self._channel.transaction()  # as a decorator it has one for each call
 
     def __enter__(self) -> None:
+        if self._entered:
+            raise RuntimeError("a transaction is used once: call `channel.transaction()` for another one")
         try:
-            self._channel.run(self._life.begin())
+            self._entered = True
+            self._channel.run(self._begin())
         except BaseException:
             self._give_up()
             raise
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         try:
-            commit = False
-            try:
-                if error is None:
-                    self._outbox.flush()  # nothing is committed if a message could not be sent
-                    commit = True
-            finally:
-                if commit or not self._loop.ended:
-                    self._loop.run(self._life.end(commit))
+            if error is None:
+                self._loop.run(self._commit())
+            elif not self._loop.ended:
+                self._loop.run(self._roll_back())
         except BaseException:
             self._give_up()
             raise
 
     def __del__(self) -> None:
-        # An interrupt that comes before the first line of `__exit__`, or behind the last one of `__enter__`, ends neither of them.
-        life = getattr(self, "_life", None)  # nor does `__init__` always come to its end
-        if life is not None and not life.ending:
+        # An interrupt at the first instruction of `__exit__` keeps that from doing anything. Python calls this soon, unless the program
+        # keeps the exception, whose traceback has this object.
+        if self._port is not None:
             self._give_up()
 
     def _give_up(self) -> None:
+        """Have the transaction rolled back, if it is under way, and do not wait for that."""
         with contextlib.suppress(Closed):
-            self._loop.hand_over(self._life.give_up)
+            self._loop.hand_over(self._abandon)
 
+    # -- in the loop -----------------------------------------------------------------------------------------
 
-class Life:
-    """What the loop does for a transaction. Its methods are called in the loop."""
+    async def _begin(self) -> None:
+        self._port = await self._channel._channel.begin_transaction()
+        if self._given_up:
+            await self._roll_back()
 
-    def __init__(self, channel: SyncChannel) -> None:
-        self._channel = channel
-        self._loop = channel._loop.loop
-        self._transaction = channel._channel.transaction()
-        self._commits: asyncio.Future[bool] = self._loop.create_future()
-        """Whether it ends with a commit. Its end waits for this."""
-        self._begun: asyncio.Future[None] = self._loop.create_future()
-        self._task: asyncio.Task[None] | None = None
+    async def _commit(self) -> None:
+        """Commit when all that was published is on its way. If a message could not be sent, roll back, and raise the error."""
+        try:
+            await self._outbox.finished()
+        except Exception:
+            await self._roll_back()
+            raise
+        port, self._port = self._port, None
+        if port is not None:
+            await self._channel._channel.commit(port)
 
-    @property
-    def ending(self) -> bool:
-        """Whether it is known how it ends. Any thread may ask."""
-        return self._commits.done()
+    async def _roll_back(self) -> None:
+        if (done := self._begin_to_roll_back()) is not None:
+            await done
 
-    async def begin(self) -> None:
-        """Begin. If the transaction before was interrupted it may still be rolled back; then this one waits for that."""
-        before = self._channel._transaction
-        if before is not None and before.ending:
-            await before._ended()
-            before = None
-        self._task = self._loop.create_task(self._live())
-        self._task.add_done_callback(lambda task: task.cancelled() or task.exception())  # perhaps nobody waits for it
-        if before is None:  # else that one is under way, and this one is refused
-            self._channel._transaction = self
-        await asyncio.wait([self._task, self._begun], return_when=asyncio.FIRST_COMPLETED)
-        if self._task.done():
-            self._task.result()
+    def _abandon(self) -> None:
+        """Roll back, and wait for nothing."""
+        self._given_up = True
+        if (done := self._begin_to_roll_back()) is not None:
+            done.add_done_callback(forget)
 
-    async def _live(self) -> None:
-        with contextlib.suppress(_RolledBack):
-            async with self._transaction:
-                self._begun.set_result(None)
-                if not await self._commits:
-                    raise _RolledBack
-
-    async def end(self, commit: bool) -> None:
-        """Commit, or roll back, and return when that is done."""
-        if commit:
-            self._commits.set_result(True)
-        else:
-            self.give_up()
-        if self._task is not None:
-            await self._task
-
-    def give_up(self) -> None:
-        """Roll back, unless it has ended or is about to. What was published in it and is not sent is dropped."""
-        if not self._commits.done():
-            if self._begun.done():  # else what waits belongs to the transaction that this one was refused for
-                self._channel._outbox.forget()
-            self._commits.set_result(False)
-
-    async def _ended(self) -> None:
-        if self._task is not None:
-            await asyncio.wait([self._task])
-
-
-class _RolledBack(Exception):
-    """Ends the block of the transaction in the loop."""
+    def _begin_to_roll_back(self) -> asyncio.Future[TxRollbackOk] | None:
+        """Send the rollback, if there is anything to roll back. What was published in the transaction and is not sent is dropped."""
+        port, self._port = self._port, None
+        if port is None:
+            return None
+        self._outbox.forget()
+        return self._channel._channel.roll_back(port)
