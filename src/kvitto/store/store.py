@@ -492,7 +492,7 @@ class Store:
     def put_file(self, path: str, content: bytes) -> None:
         """Write a small file, of which every reader sees all or nothing. The next sync makes it durable.
 
-        A power cut before that may leave its name without its content, so whoever reads the file after one has to expect that.
+        A power cut before that may leave its name without its content. Whoever reads the file after a power cut has to expect that.
         """
         file = self.disk.open(path + ".new", create=True)
         try:
