@@ -73,7 +73,7 @@ class SyncTransaction(ContextDecorator):
 
     async def _begin(self) -> None:
         self._port = await self._channel._channel.begin_transaction()
-        if self._given_up:
+        if self._given_up:  # the thread was interrupted before the answer came
             await self._roll_back()
 
     async def _commit(self) -> None:
