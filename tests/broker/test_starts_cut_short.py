@@ -90,3 +90,19 @@ def test_damage_is_found_behind_a_start_that_was_cut_short(left: BrokerHarness, 
         if not BrokerHarness(found, left.clock).store.alarms:
             silent.append(at)
     assert not silent
+
+
+def test_damage_that_a_start_was_killed_over_is_told(left: BrokerHarness, caplog: pytest.LogCaptureFixture) -> None:
+    """It is killed between the renaming of a segment that cannot be read and the alarm. The next start has nothing to raise one for."""
+    path = next(
+        path for path, content in left.disk.files().items() if b"confirmed" in content and path.endswith(".log")
+    )
+    left.disk.open(path).write_at(0, [bytes(72)])
+    silent = []
+    for at, _ in operations(left.disk, left.clock):
+        found = cut_short(left.disk, at, left.clock).kill()
+        caplog.clear()
+        BrokerHarness(found, left.clock)
+        if not any(".bad" in record.getMessage() for record in caplog.records):
+            silent.append(at)
+    assert not silent

@@ -63,6 +63,7 @@ class Recovery:
         if log_.durable:
             self._known = self.store.inventory.claim(SEGMENT, log_.queue_id)
         names = self.store.disk.listdir(log_.directory)
+        self._tell_kept(names)
         self._miss_settlements(names)
         if Settled.FOREIGN in self._headers.values():  # these have been renamed
             names = self.store.disk.listdir(log_.directory)
@@ -100,6 +101,18 @@ class Recovery:
         log_.announced(log_.synced_end)
         log_.drop_settled()
         return self._found
+
+    def _tell_kept(self, names: list[str]) -> None:
+        """Log what an earlier start has set aside: it may have been killed before its alarm."""
+        kept = [name for name in names if paths.QUARANTINE_SUFFIX in name and not name.endswith(paths.copying(""))]
+        if kept:
+            more = f" and {len(kept) - 1} more" if kept[1:] else ""
+            log.warning(
+                "%s/%s%s: an earlier start has found damage and kept this; remove it when you have taken note",
+                self.log.directory,
+                kept[0],
+                more,
+            )
 
     def _replay_all(self, acks: set[int]) -> int:
         """Read the settlement logs of the segments. Returns the end of the offsets that any file mentions."""
