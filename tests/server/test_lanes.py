@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,24 @@ class Watched(RealDisk):
         super().sync_dir(path)
 
 
-def test_as_many_syncs_run_at_the_same_time_as_there_are_lanes(tmp_path: Path) -> None:
+Make = Callable[[Callable[[str], None]], Watched]
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Iterator[Make]:
+    """Makes such a disk, which is closed at the end."""
+    made: list[Watched] = []
+
+    def make(first: Callable[[str], None]) -> Watched:
+        made.append(Watched(tmp_path, first))
+        return made[-1]
+
+    yield make
+    for disk in made:
+        disk.close()
+
+
+def test_as_many_syncs_run_at_the_same_time_as_there_are_lanes(watched: Make) -> None:
     together = threading.Barrier(LANES, timeout=TIMEOUT_S)
     seen: list[str] = []
 
@@ -51,21 +68,21 @@ def test_as_many_syncs_run_at_the_same_time_as_there_are_lanes(tmp_path: Path) -
         seen.append(path)
         together.wait()
 
-    disk = Watched(tmp_path, first)
+    disk = watched(first)
     files = disk.files(2 * LANES - 1)
     Lanes().sync(disk, files, [""])
     assert sorted(seen) == sorted(["", *(f"file-{number}" for number in range(2 * LANES - 1))])
 
 
-def test_few_files_are_synced_in_the_calling_thread(tmp_path: Path) -> None:
+def test_few_files_are_synced_in_the_calling_thread(watched: Make) -> None:
     threads: list[threading.Thread] = []
-    disk = Watched(tmp_path, lambda path: threads.append(threading.current_thread()))
+    disk = watched(lambda path: threads.append(threading.current_thread()))
     Lanes().sync(disk, disk.files(FEW), [])
     assert threads == [threading.current_thread()] * FEW
 
 
 @pytest.mark.parametrize("failing", [0, 1, 2 * LANES])
-def test_an_error_is_raised_when_every_sync_has_ended(tmp_path: Path, failing: int) -> None:
+def test_an_error_is_raised_when_every_sync_has_ended(watched: Make, failing: int) -> None:
     """The caller may close files then, and no other thread may be syncing one."""
     failed = threading.Event()
     ended: list[str] = []
@@ -78,7 +95,7 @@ def test_an_error_is_raised_when_every_sync_has_ended(tmp_path: Path, failing: i
             assert failed.wait(TIMEOUT_S)
         ended.append(path)
 
-    disk = Watched(tmp_path, first)
+    disk = watched(first)
     with pytest.raises(SyncError, match="the device failed"):
         Lanes().sync(disk, disk.files(3 * LANES), [])
     others = [f"file-{number}" for number in range(3 * LANES) if number % LANES != failing % LANES]
@@ -86,14 +103,14 @@ def test_an_error_is_raised_when_every_sync_has_ended(tmp_path: Path, failing: i
 
 
 def test_a_system_that_allows_no_more_threads_only_makes_it_slower(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    watched: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []
 
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    disk = Watched(tmp_path, seen.append)
+    disk = watched(seen.append)
     files = disk.files(3 * LANES)
     monkeypatch.setattr(threading.Thread, "start", refuse)
     Lanes().sync(disk, files, [])
@@ -118,9 +135,9 @@ class Refusing(ThreadPoolExecutor):
         raise RuntimeError("can't start new thread")
 
 
-def test_what_waited_for_a_thread_that_the_system_does_not_allow_is_not_waited_for(tmp_path: Path) -> None:
+def test_what_waited_for_a_thread_that_the_system_does_not_allow_is_not_waited_for(watched: Make) -> None:
     seen: list[str] = []
-    disk, lanes = Watched(tmp_path, seen.append), Lanes()
+    disk, lanes = watched(seen.append), Lanes()
     lanes._threads = Refusing()
     lanes.sync(disk, disk.files(3 * LANES), [])
     assert set(seen) == {f"file-{number}" for number in range(3 * LANES)}

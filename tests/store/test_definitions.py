@@ -1,5 +1,6 @@
 """The definitions log: what was put comes back, a torn tail is cut, damage is refused."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -32,8 +33,10 @@ CHANGES = st.lists(
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> RealDisk:
-    return RealDisk(str(tmp_path))
+def disk(tmp_path: Path) -> Iterator[RealDisk]:
+    disk = RealDisk(str(tmp_path))
+    yield disk
+    disk.close()  # each load that is refused leaves a file open
 
 
 def opened(disk: RealDisk) -> Definitions:
