@@ -179,7 +179,7 @@ class Channel:
             if self._in_transaction:
                 self._check_transaction(port)
             elif self._transacted is port:
-                raise AMQPError("this channel has transactions: publish inside `async with channel.transaction():`")
+                raise AMQPError("this channel has transactions: publish inside the block of `channel.transaction()`")
             if port.link.paused:
                 await port.link.drain()
                 continue
