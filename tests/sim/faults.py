@@ -26,7 +26,7 @@ from tests.support.simdisk import FillingDisk, SimDisk
 
 CUTS = 3
 NEVER = 1 << 60
-"""A disk that is full from this operation on never is."""
+"""A disk that is to be full from this operation on is never full."""
 TICK_MS = 2000
 LONGEST = WAIT_MAX_MS // TICK_MS + 5
 """So many ticks after a failed attempt the next one has been made: one look finds that it has failed, and others find what else waits."""

@@ -27,7 +27,7 @@ from tests.support.older import without_inventory
 
 DAMAGES = int(os.environ.get("KVITTO_DAMAGES", "100"))
 JUDGED = re.compile(r"journal/[^ :,]+|definitions\.log|queues/[0-9a-f]+/offsets")
-ENDINGS = ("in order", "killed", "power cut")
+ENDINGS = ("in order", "killed", "killed in an upgrade", "power cut")
 
 
 @dataclass
@@ -137,7 +137,9 @@ def damage(disk: Memory, rng: Random) -> str:
 
 
 def other_ending(disk: Memory, ending: str) -> None:
-    if ending == "power cut":
+    if ending == "killed in an upgrade":
+        disk["boot"] = disk["boot"].split()[0] + b" upgrading"
+    elif ending == "power cut":
         disk.boot = "another boot of the machine"
 
 

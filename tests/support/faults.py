@@ -16,7 +16,7 @@ RESET = struct.pack("ii", 1, 0)
 """SO_LINGER, so that close sends a reset."""
 
 BEGUN = 5
-"""asyncio needs fewer rounds of its loop between the `accept` of a connection and the first step of its task."""
+"""asyncio needs fewer rounds of its loop than this between the `accept` of a connection and the first step of its task."""
 
 
 class Faults:

@@ -1,4 +1,4 @@
-"""Waits until there is something to read, also from a descriptor above 1,023, which `select.select` does not take."""
+"""`readable` waits until there is something to read. It takes any descriptor; `select.select` takes none above 1,023."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ class Driving(Driver):
         commits = self.store.commits
         if not commits.awaited or commits.urgent or commits.unsynced > SMALL_BYTES or not self.rounds.fine:
             return False
-        # If syncs are off, a wait cannot save one. With followers no wait is needed, because more messages come while the followers sync.
+        # If syncs are off, a wait saves no sync. With followers no wait is needed, because more messages come while the followers sync.
         if not commits.syncing or commits.allowed is not None:
             return False
         self.rounds.due = self.gathering.until(now, commits.awaited, self._syncer.usual)

@@ -120,7 +120,7 @@ def how_it_ended(disk: Disk) -> Ending:
     if len(text) == len(IN_ORDER) or (not text and format_of(disk) != FORMAT):
         return Ending(True, False)
     if text.startswith(OF_BACKUP):
-        return Ending(False, False, True, OWES_FLAGS in text)
+        return Ending(False, False, of_backup=True, owes_flags=OWES_FLAGS in text)
     left = text.split()
     power_cut = not left or left[0] != disk.boot_id().encode()
     return Ending(False, power_cut, owes_flags=OWES_FLAGS in left, upgrading=UPGRADING in left)

@@ -283,35 +283,6 @@ class Channel:
             raise
         await self.commit(port)
 
-    async def begin_transaction(self) -> Port:
-        """Begin a transaction, and return the port that it is on. Internal: use `transaction`."""
-        port = await self.port()
-        if self._in_transaction:
-            raise AMQPError("a transaction is under way on this channel; one channel has one at a time")
-        if port.core.confirms:
-            raise AMQPError("this channel has confirms; open another one for transactions")
-        self._in_transaction = True
-        if self._transacted is not port:
-            try:
-                self._transacted = port
-                port.core.combine = False
-                await port.call(m.TxSelect(), m.TxSelectOk)
-            except BaseException:
-                self._in_transaction = False
-                raise
-        return port
-
-    def commit(self, port: Port) -> asyncio.Future[m.TxCommitOk]:
-        """Commit the transaction that is on this port. Return the future of the answer."""
-        self._in_transaction = False  # at once: what is published from now on would be behind the commit
-        self._check_transaction(port)
-        return port.call(m.TxCommit(), m.TxCommitOk)
-
-    def roll_back(self, port: Port) -> asyncio.Future[m.TxRollbackOk] | None:
-        """Roll back the transaction that is on this port. Return the future of the answer, None if the channel has ended."""
-        self._in_transaction = False
-        return port.call(m.TxRollback(), m.TxRollbackOk) if port.shut is None else None
-
     # --- stages, which only Kvitto has
 
     def stage(self, writer: str, batch: int, *, task: str = "1", commit: bool = True) -> Stage:
@@ -350,11 +321,40 @@ class Channel:
         """Forget a writer that will not come back: the broker drops its stages that are not committed, and the number of its last batch."""
         await forget_writer(self, writer)
 
+    # --- internals: transactions, calls, subscriptions
+
+    async def begin_transaction(self) -> Port:
+        """Begin a transaction, and return the port that it is on."""
+        port = await self.port()
+        if self._in_transaction:
+            raise AMQPError("a transaction is under way on this channel; one channel has one at a time")
+        if port.core.confirms:
+            raise AMQPError("this channel has confirms; open another one for transactions")
+        self._in_transaction = True
+        if self._transacted is not port:
+            try:
+                self._transacted = port
+                port.core.combine = False
+                await port.call(m.TxSelect(), m.TxSelectOk)
+            except BaseException:
+                self._in_transaction = False
+                raise
+        return port
+
+    def commit(self, port: Port) -> asyncio.Future[m.TxCommitOk]:
+        """Commit the transaction that is on this port. Return the future of the answer."""
+        self._in_transaction = False  # at once: what is published from now on would be behind the commit
+        self._check_transaction(port)
+        return port.call(m.TxCommit(), m.TxCommitOk)
+
+    def roll_back(self, port: Port) -> asyncio.Future[m.TxRollbackOk] | None:
+        """Roll back the transaction that is on this port. Return the future of the answer, None if the channel has ended."""
+        self._in_transaction = False
+        return port.call(m.TxRollback(), m.TxRollbackOk) if port.shut is None else None
+
     def _check_transaction(self, port: Port) -> None:
         if self._transacted is not port or port.ended is not None:
             raise ConnectionLost("the connection was lost during the transaction, which had no effect; begin it again")
-
-    # --- internals: calls, subscriptions
 
     async def call(self, request: m.Method, answer: type[M]) -> M:
         """Send a method and return its answer."""

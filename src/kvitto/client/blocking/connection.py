@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Literal
@@ -13,13 +12,11 @@ from kvitto.client.aio.channel import Channel
 from kvitto.client.aio.events import Event
 from kvitto.client.blocking.channel import SyncChannel
 from kvitto.client.blocking.loop import Loop
-from kvitto.client.blocking.outbox import Closing, Outboxes
+from kvitto.client.blocking.outbox import Closing, Outboxes, log_unsent
 from kvitto.client.uri import DEFAULT_URI
 
 if TYPE_CHECKING:
     from kvitto.client.intercept import Interceptor
-
-log = logging.getLogger("kvitto.client")
 
 _open: set[SyncConnection] = set()
 """All that are not closed: of one that is open, a program may keep its channel only. Adding, removing and copying are atomic."""
@@ -39,13 +36,11 @@ def _close_open() -> None:
             connection.wait_closed()
     except KeyboardInterrupt:
         for connection in connections:
-            connection.begin_closing()
             connection.hurry()
         for connection in connections:
             connection.wait_closed()
     for connection in connections:
-        if connection.unsent is not None:
-            log.warning("%s", connection.unsent)
+        log_unsent(connection.unsent)
 
 
 def connect_sync(
@@ -124,12 +119,10 @@ class SyncConnection(Closing):
         try:
             first = self.begin_closing()
             self.wait_closed()
-        except BaseException:  # KeyboardInterrupt
-            self.begin_closing()
+        except BaseException:  # KeyboardInterrupt, which is what the caller gets
             self.hurry()
             self.wait_closed()
-            if self.unsent is not None:  # the caller gets the interrupt
-                log.warning("%s", self.unsent)
+            log_unsent(self.unsent)
             raise
         return self.unsent if first else None
 
@@ -145,6 +138,7 @@ class SyncConnection(Closing):
 
     def hurry(self) -> None:
         """Close it without waiting until everything is sent."""
+        self.begin_closing()
         self._loop.soon(self._outboxes.hurry)
 
     async def _finish(self, alone: bool) -> None:
@@ -154,7 +148,7 @@ class SyncConnection(Closing):
         finally:
             try:
                 self.unsent = await self._outboxes.give_up()
-                if alone and self.unsent is not None:
-                    log.warning("%s", self.unsent)
+                if alone:
+                    log_unsent(self.unsent)
             finally:
                 await self._connection.close()

@@ -239,7 +239,7 @@ async def _end_tasks() -> None:
     while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
         for task in tasks:
             task.cancel()
-        await asyncio.wait(tasks, timeout=END_S)  # one may wait for another answer now, such as that to a rollback
+        await asyncio.wait(tasks, timeout=END_S)  # a cancelled task may go on, and wait for something else
         for task in tasks:
             if task.done():
                 forget(task)

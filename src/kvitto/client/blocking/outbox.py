@@ -43,7 +43,7 @@ class Outbox:
         self._sent = 0
         """How many messages have been sent."""
         self._watched: list[tuple[int, Outcome]] = []
-        """Each outcome is set when this number of messages has been sent, or when those that wait are dropped."""
+        """Numbers and outcomes. The outcome is set when so many messages have been sent, or when those that wait are dropped."""
         self._failed: deque[Exception] = deque(maxlen=1)
         """The last error of which nobody has been told. The loop adds it, and a thread takes it out, each in one step."""
         self._given_up = False
@@ -58,8 +58,8 @@ class Outbox:
     def put(self, item: Item, timeout_s: float | None) -> None:
         """Hand over a message. Raise the error of an earlier one that could not be sent.
 
-        If it is closed meanwhile, a message that the loop has not taken comes back, and Closed is raised. Any other one has been sent, or
-        is among those that the close counts: whoever published it again would have it twice.
+        If the channel or the connection is closed meanwhile, a message that the loop has not taken is withdrawn, and Closed is raised. A
+        message that the loop has taken has been sent, or the close counts it: a program that published it again would have it twice.
         """
         self._loop.check()
         self._check()
@@ -79,8 +79,7 @@ class Outbox:
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until all messages that were handed over before this call have been sent. Raise the error of one that could not be sent."""
         self.wait(timeout_s)
-        self._raise_failed()
-        self._check()  # what another thread has given up is not sent
+        self._raise_unsent()
 
     def wait(self, timeout_s: float | None) -> None:
         """Wait until all messages that were handed over before this call have been sent or dropped."""
@@ -97,6 +96,10 @@ class Outbox:
         if (failed := self._take_failed()) is not None:
             raise failed
 
+    def _raise_unsent(self) -> None:
+        self._raise_failed()
+        self._check()  # what another thread has given up is not sent
+
     def _take_failed(self) -> Exception | None:
         self._outboxes.failed.discard(self)  # first: the loop may add another error meanwhile
         try:
@@ -110,7 +113,7 @@ class Outbox:
     # -- in the loop -----------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Begin to send if something waits and nothing is being sent. Nothing is taken behind a close, which has counted what was there."""
+        """Begin to send if something waits and nothing is being sent. After a close nothing is sent: the close has counted what waited."""
         if self._waiting and self._task is None and not self._closed:
             self._outboxes.sending.add(self)
             self._task = self._loop.loop.create_task(self._send())
@@ -134,8 +137,7 @@ class Outbox:
     async def finished(self) -> None:
         """Do in the loop what `flush` does in a thread."""
         await self.sent()
-        self._raise_failed()
-        self._check()
+        self._raise_unsent()
 
     async def finish(self, timeout_s: float) -> Exception | None:
         """Wait until all that waits now is sent, at most so long, and drop the rest. Return the error of what was not sent."""
@@ -214,13 +216,13 @@ class Outbox:
 
 
 class Outboxes:
-    """The outboxes of a connection that have something to send, or an error to tell."""
+    """Those outboxes of a connection that have something to send, or an error that no caller has been told of."""
 
     def __init__(self) -> None:
         self.sending: set[Outbox] = set()
         """In the loop: the outboxes that have something to send."""
         self.failed: set[Outbox] = set()
-        """The outboxes with an error that no caller has been told of. Adding, removing and copying are atomic."""
+        """The outboxes that have such an error. Adding, removing and copying are atomic."""
         self.given_up = False
         """Whether threads may hand over no more."""
         self.closed = False
@@ -272,6 +274,12 @@ def not_sent(given_up: list[tuple[int, Exception | None]]) -> Exception | None:
     return error
 
 
+def log_unsent(unsent: Exception | None) -> None:
+    """Log the error of what was not sent, if there is one. This is for a close whose caller does not get that error."""
+    if unsent is not None:
+        log.warning("%s", unsent)
+
+
 class Closing:
     """Something that is closed by `close` or `with`, and then tells what was not sent: by raising it, or if an exception is under
     way by a line of the log."""
@@ -290,8 +298,7 @@ class Closing:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        unsent = self._close()
-        if unsent is not None:
-            if error is None:
-                raise unsent
-            log.warning("%s", unsent)
+        if error is None:
+            self.close()
+        else:
+            log_unsent(self._close())

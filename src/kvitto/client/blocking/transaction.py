@@ -1,7 +1,7 @@
 """A transaction for threads.
 
-An interrupt (KeyboardInterrupt) may come at any place of the thread that uses it. Then the transaction is rolled back, or, during the
-commit, it is committed or rolled back, and the thread does not wait to learn which.
+An interrupt (KeyboardInterrupt) may come at any place of the thread that uses it. If it comes before the commit, the transaction is
+rolled back. If it comes during the commit, the transaction may have been committed, and the thread does not wait to find out.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class SyncTransaction(ContextDecorator):
     """`with channel.transaction():`, see `Channel.transaction`. It is used once."""
 
     _port: Port | None = None
-    """In the loop: where the transaction is under way, None before it has begun and when it has ended."""
+    """The port that the transaction is on, None before it has begun and after it has ended. Only the loop sets this."""
     _entered = _given_up = False
 
     def __init__(self, channel: SyncChannel) -> None:
@@ -59,8 +59,8 @@ class SyncTransaction(ContextDecorator):
             raise
 
     def __del__(self) -> None:
-        # An interrupt at the first instruction of `__exit__` keeps that from doing anything. Python calls this soon, unless the program
-        # keeps the exception, whose traceback has this object.
+        # If an interrupt comes at the first instruction of `__exit__`, the rest of `__exit__` does not run. Then Python calls `__del__`
+        # soon, unless the program keeps the exception: its traceback refers to this object.
         if self._port is not None:
             self._give_up()
 
